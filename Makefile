@@ -1,0 +1,40 @@
+# Targets are what CI runs. `make demo` and `make test` set everything up themselves.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STATE  ?=
+
+.PHONY: setup check test interop slow serve demo migrate clean
+.DEFAULT_GOAL := test
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,demo]'
+	touch $@
+
+setup: $(VENV)/.installed  ## make the venv
+
+check: setup  ## lint, types, import rules, migrations match models
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -P -m server.db.check
+
+test: setup  ## the suite, without slow, gpu, browser, interop, slurm and chaos
+	$(BIN)/python -P -m pytest -m 'not slow and not gpu and not browser and not interop and not slurm and not chaos'
+
+slow: setup  ## tests that take minutes
+	$(BIN)/python -P -m pytest -m slow
+
+interop: setup  ## against the peers' own code, in a venv of their own
+	$(BIN)/python -P -m pytest -m interop
+
+serve: setup  ## start the daemon: make serve STATE=DIR
+	$(BIN)/eyas serve $(if $(STATE),--state $(STATE))
+
+demo: setup  ## the main job on a real verifier: prompts -> judged drafter
+	$(BIN)/python -P examples/demo/demo.py
+
+clean:  ## remove the venv and the demo
+	rm -rf $(VENV) .venvs .demo

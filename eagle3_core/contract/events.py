@@ -1,0 +1,231 @@
+"""events.jsonl: what a stage reports, one JSON object a line, in the order it happened.
+
+Every event carries `seq` (1, 2, 3 ... over all attempts of the job), `time` (UTC), `boottime_s` (CLOCK_BOOTTIME,
+for durations) and `type`. Numbers that are not finite are written as null. Progress travels here, never through stdout.
+"""
+
+import fcntl
+import json
+import math
+import os
+import threading
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from eagle3_core.contract.jobdir import complete_lines
+
+
+class _Event(BaseModel):
+    """What all events have. Fields of later versions are kept, not refused."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    seq: int = Field(ge=1)
+    time: datetime
+    boottime_s: float
+
+
+class PhaseEvent(_Event):
+    """The stage went on to another kind of work, such as `loading`, `training`, `validating`."""
+
+    type: Literal["phase"]
+    phase: str
+
+
+class ReportEvent(_Event):
+    """Facts found at the start: sizes, tensors read, parameters, samples, steps."""
+
+    type: Literal["report"]
+    title: str
+    text: str
+    data: dict[str, Any] = {}
+
+
+class ProgressEvent(_Event):
+    """How far the stage is. `step` of `steps`; the rest where the stage knows it."""
+
+    type: Literal["progress"]
+    step: int
+    steps: int
+    epoch: int | None = None
+    epochs: int | None = None
+    loss: float | None = None
+    accuracy: list[float | None] | None = None
+    lr: float | None = None
+    tokens_per_s: float | None = None
+    eta_s: float | None = None
+    unit: str | None = None
+
+
+class MetricEvent(_Event):
+    """Named values at a step, for series."""
+
+    type: Literal["metric"]
+    step: int
+    values: dict[str, float | None]
+
+
+class EpochEvent(_Event):
+    """A finished epoch: seconds and metrics of both halves. Epochs count from 0, as checkpoint directories do."""
+
+    type: Literal["epoch"]
+    epoch: int
+    epochs: int
+    train_s: float
+    val_s: float
+    train: dict[str, Any]
+    val: dict[str, Any] | None
+
+
+class CheckpointEvent(_Event):
+    """A checkpoint directory is complete on disk."""
+
+    type: Literal["checkpoint"]
+    path: str
+    epoch: int
+    step: int
+    bytes: int
+
+
+class VerdictEvent(_Event):
+    """The judge's word on a checkpoint."""
+
+    type: Literal["verdict"]
+    path: str
+    verdict: Literal["valid", "suspect", "invalid", "unreadable"]
+    findings: list[dict[str, Any]]
+    seconds: float
+
+
+class WarningEvent(_Event):
+    """Something the user should know that does not stop the job."""
+
+    type: Literal["warning"]
+    code: str
+    message: str
+
+
+class HeartbeatEvent(_Event):
+    """The process lives; sent by a thread of its own."""
+
+    type: Literal["heartbeat"]
+
+
+class ErrorEvent(_Event):
+    """Why the stage is about to exit with another code than 0."""
+
+    type: Literal["error"]
+    exit_code: int
+    cause: str
+    hint: str | None = None
+
+
+class ResultEvent(_Event):
+    """The stage has done its work; the last event before exit code 0."""
+
+    type: Literal["result"]
+    data: dict[str, Any]
+    artifacts: dict[str, str]
+
+
+Event = Annotated[
+    PhaseEvent
+    | ReportEvent
+    | ProgressEvent
+    | MetricEvent
+    | EpochEvent
+    | CheckpointEvent
+    | VerdictEvent
+    | WarningEvent
+    | HeartbeatEvent
+    | ErrorEvent
+    | ResultEvent,
+    Field(discriminator="type"),
+]
+
+_ADAPTER: TypeAdapter[Event] = TypeAdapter(Event)
+
+
+def parse_event(line: bytes) -> Event:
+    """One line as an event.
+
+    Raises:
+        pydantic.ValidationError: the line is not JSON, of an unknown type, or lacks a field.
+    """
+    return _ADAPTER.validate_json(line)
+
+
+class EventWriter:
+    """The one writer of an attempt's events.jsonl.
+
+    It takes a lock on the file, ends a line that a crash left unfinished, and goes on counting from the last
+    sequence number of the job. Safe to call from several threads.
+    """
+
+    def __init__(self, path: Path, earlier: list[Path] | None = None) -> None:
+        """Open for appending.
+
+        Args:
+            path: the attempt's file; made when absent.
+            earlier: event files of the job's earlier attempts, so that `seq` never repeats.
+
+        Raises:
+            BlockingIOError: another process writes this file.
+        """
+        self._lock = threading.Lock()
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        size = os.fstat(self._fd).st_size
+        if size and os.pread(self._fd, 1, size - 1) != b"\n":
+            os.write(self._fd, b"\n")
+        self._seq = max((_last_seq(file) for file in [*(earlier or []), path]), default=0)
+
+    def write(self, kind: str, **fields: Any) -> int:
+        """Append one event with a single write; returns its `seq`. Non-finite numbers become null."""
+        with self._lock:
+            event = {
+                "seq": self._seq + 1,
+                "time": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+                "boottime_s": round(time.clock_gettime(time.CLOCK_BOOTTIME), 3),
+                "type": kind,
+                **_finite(fields),
+            }
+            line = json.dumps(event, allow_nan=False).encode() + b"\n"
+            _ADAPTER.validate_json(line)
+            written = os.write(self._fd, line)
+            while written < len(line):
+                written += os.write(self._fd, line[written:])
+            self._seq += 1
+            return self._seq
+
+    def close(self) -> None:
+        """Give the file and its lock back, everything on disk."""
+        os.fsync(self._fd)
+        os.close(self._fd)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value
+
+
+def _last_seq(path: Path) -> int:
+    """The highest sequence number in a file; broken lines are passed over."""
+    last = offset = 0
+    while lines := complete_lines(path, offset):
+        for end, line in lines:
+            offset = end
+            try:
+                last = max(last, int(json.loads(line)["seq"]))
+            except (ValueError, KeyError, TypeError):
+                continue
+    return last

@@ -1,0 +1,159 @@
+"""The job directory: file names, whole files, and lines that are only ever appended. Standard library only.
+
+    <state>/jobs/<id>/
+      record.json          server   what the database also holds and the job cannot do without
+      spec.json            server   the complete parameters; never rewritten
+      control/             server   one small file per command: cancel
+      attempts/<n>/        one process life
+        lock               flock taken by the server before it spawns, held on by shim and stage
+        process.json       shim     who shim and stage are
+        output.log         stage    its stdout and stderr
+        events.jsonl       stage    one JSON object a line
+        exit.json          shim     how it ended
+      artifacts/           outputs, unless the job has an `output_dir` of its own
+
+One writer per file. Whole files appear by temp + fsync + rename; only output.log and events.jsonl grow.
+"""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+JOB_ID_VARIABLE = "EYAS_JOB_ID"
+"""Set in the environment of every process of a job, so that left-behind ones can be found."""
+
+
+@dataclass(frozen=True)
+class AttemptDir:
+    """Paths of one process life."""
+
+    path: Path
+
+    @property
+    def number(self) -> int:
+        """1 for the first attempt."""
+        return int(self.path.name)
+
+    @property
+    def lock(self) -> Path:
+        """Held while shim or stage lives."""
+        return self.path / "lock"
+
+    @property
+    def process(self) -> Path:
+        """Written by the shim once the stage is started."""
+        return self.path / "process.json"
+
+    @property
+    def log(self) -> Path:
+        """Everything the stage printed."""
+        return self.path / "output.log"
+
+    @property
+    def events(self) -> Path:
+        """What the stage reported."""
+        return self.path / "events.jsonl"
+
+    @property
+    def exit(self) -> Path:
+        """Written by the shim when the stage has ended."""
+        return self.path / "exit.json"
+
+
+@dataclass(frozen=True)
+class JobDir:
+    """Paths of one job."""
+
+    path: Path
+
+    @property
+    def record(self) -> Path:
+        """The server's own account of the job."""
+        return self.path / "record.json"
+
+    @property
+    def spec(self) -> Path:
+        """The complete parameters."""
+        return self.path / "spec.json"
+
+    @property
+    def control(self) -> Path:
+        """Commands to a running attempt."""
+        return self.path / "control"
+
+    @property
+    def cancel(self) -> Path:
+        """Its presence asks the shim to stop the stage: {"grace_s": seconds}."""
+        return self.control / "cancel.json"
+
+    @property
+    def artifacts(self) -> Path:
+        """Where outputs go when the parameters name no output directory."""
+        return self.path / "artifacts"
+
+    def attempt(self, number: int) -> AttemptDir:
+        """Paths of the given process life."""
+        return AttemptDir(self.path / "attempts" / str(number))
+
+
+def write_whole(path: Path, data: bytes, mode: int = 0o644) -> None:
+    """Make a file appear complete or not at all, and durably."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    fsync_directory(path.parent)
+
+
+def write_json(path: Path, value: Any, mode: int = 0o644) -> None:
+    """`write_whole` of indented JSON; NaN and infinities are refused."""
+    write_whole(path, json.dumps(value, indent=1, allow_nan=False).encode() + b"\n", mode)
+
+
+def read_json(path: Path) -> Any | None:
+    """The value of a whole JSON file, or None while there is none."""
+    try:
+        return json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+
+
+def fsync_directory(path: Path) -> None:
+    """Make renames and new names in a directory durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def complete_lines(path: Path, offset: int, limit: int = 1 << 20) -> list[tuple[int, bytes]]:
+    """Complete lines of a growing file from a byte offset, at most about `limit` bytes of them.
+
+    Returns:
+        (offset behind the line, line without its newline) of each; an unfinished last line is left for later.
+        A single line longer than `limit` is read whole, so that reading always gets on.
+    """
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            data = file.read(limit)
+            while data and b"\n" not in data and (more := file.read(limit)):
+                data += more
+    except FileNotFoundError:
+        return []
+    lines = []
+    end = offset
+    for line in data.split(b"\n")[:-1]:
+        end += len(line) + 1
+        lines.append((end, line))
+    return lines

@@ -1,0 +1,181 @@
+"""The parameters of each stage: request body, content of spec.json and argument of the core, one class each.
+
+Every tunable is one field with its unit, bounds and description; CLI flags and docs come from here.
+Paths are absolute. `InputPath` must exist when the job is submitted unless it lies in the `output_dir` of a job
+this one depends on; `OutputPath` is made by the stage, must be empty or absent, and is marked with the job id.
+"""
+
+from typing import Annotated, ClassVar, Literal, Self, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+
+class PathRole:
+    """Marks a field as a path the server checks against its roots."""
+
+    def __init__(self, role: Literal["input", "output"]) -> None:
+        self.role = role
+
+
+InputPath = Annotated[str, PathRole("input"), Field(min_length=1, max_length=4096)]
+OutputPath = Annotated[str, PathRole("output"), Field(min_length=1, max_length=4096)]
+Device = Annotated[
+    str,
+    Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto: the first GPU, else the CPU"),
+]
+
+
+class StageParams(BaseModel):
+    """Base: immutable, and a field nobody knows is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    stage: ClassVar[str]
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _no_nul_in_text(cls, value: object) -> object:
+        if isinstance(value, str) and "\0" in value:
+            raise ValueError("contains a NUL character")
+        return value
+
+    def paths(self) -> dict[str, tuple[Literal["input", "output"], str]]:
+        """Field name -> (role, path) of every path that is set."""
+        found: dict[str, tuple[Literal["input", "output"], str]] = {}
+        for name, field in type(self).model_fields.items():
+            value = dict(self)[name]
+            role = next((m.role for m in field.metadata if isinstance(m, PathRole)), None)
+            if role is None and isinstance(value, str):
+                role = _optional_role(field.annotation)
+            if role is not None and value is not None:
+                found[name] = (role, value)
+        return found
+
+
+def _optional_role(annotation: object) -> Literal["input", "output"] | None:
+    """The role inside `InputPath | None`, whose mark pydantic leaves on the member."""
+    marks = (mark for member in get_args(annotation) for mark in get_args(member)[1:])
+    return next((mark.role for mark in marks if isinstance(mark, PathRole)), None)
+
+
+class PrepareParams(StageParams):
+    """Conversations -> token ids, loss mask, token counts and a draft vocabulary."""
+
+    stage: ClassVar[str] = "prepare"
+
+    verifier: InputPath = Field(description="verifier directory; its tokenizer and chat template are used")
+    conversations: InputPath = Field(
+        description='JSONL file, one conversation a line: {"messages": [{"role", "content"}, ...]}'
+    )
+    output_dir: OutputPath | None = Field(None, description="default: the job's own artifacts directory")
+    draft_vocab_size: int = Field(32_000, ge=1, description="tokens the drafter can propose")
+    max_seq_len: int = Field(2048, ge=8, description="tokens; longer rows are cut at the end")
+
+
+class ExtractParams(StageParams):
+    """Prepared rows -> a store of aux and last hidden states of the verifier."""
+
+    stage: ClassVar[str] = "extract"
+
+    verifier: InputPath = Field(description="verifier directory in Hugging Face format")
+    prepared_dir: InputPath = Field(description="output directory of a prepare job")
+    output_dir: OutputPath | None = Field(None, description="default: the job's own artifacts directory")
+    aux_layer_ids: tuple[int, ...] | None = Field(
+        None, min_length=1, description="id k is the state entering layer k; default [2, N//2, N-3]"
+    )
+    batch_tokens: int = Field(4096, ge=1, description="tokens per forward pass, padding included")
+    shard_mb: int = Field(256, ge=1, description="MB per shard file, about")
+    device: Device = "auto"
+    dtype: Literal["float32", "bfloat16"] = Field("bfloat16", description="of the verifier's forward pass")
+    store_dtype: Literal["float32", "bfloat16"] = Field("bfloat16", description="of the stored states")
+
+
+class TrainParams(StageParams):
+    """Hidden states -> an EAGLE-3 drafter, one judged checkpoint an epoch."""
+
+    stage: ClassVar[str] = "train"
+
+    verifier: InputPath = Field(description="verifier directory; embedding, head and final norm are read from it")
+    data_dir: InputPath = Field(description="hidden-state store: output directory of an extract job")
+    vocab_map_dir: InputPath | None = Field(
+        None, description="directory with vocab_map.safetensors; default: the map of `finetune_from`"
+    )
+    output_dir: OutputPath | None = Field(None, description="checkpoints 0/, 1/, ...; default: the job's artifacts")
+    draft_vocab_size: int | None = Field(None, ge=1, description="tokens; must agree with the vocabulary map")
+
+    finetune_from: InputPath | None = Field(None, description="drafter checkpoint to start from")
+    allow_source_mismatch: bool = Field(
+        False,
+        description="train although this request or the store contradicts `finetune_from`; recorded in the checkpoint",
+    )
+    aux_layer_ids: tuple[int, ...] | None = Field(None, min_length=1, description="default: the store's")
+    norm_before_residual: bool | None = Field(None, description="default: the source's, else false")
+    norm_before_fc: bool | None = Field(None, description="default: the source's, else false")
+    fc_norm: bool | None = Field(None, description="default: the source's, else false")
+    norm_output: bool | None = Field(None, description="default: the source's, else false")
+    intermediate_size: int | None = Field(None, ge=1, description="default: the source's, else the verifier's")
+    num_attention_heads: int | None = Field(None, ge=1, description="default: the source's, else the verifier's")
+    num_key_value_heads: int | None = Field(None, ge=1, description="default: the source's, else the verifier's")
+    head_dim: int | None = Field(None, ge=2, description="default: the source's, else the verifier's")
+
+    epochs: int = Field(5, ge=1, le=10_000)
+    lr: float = Field(1e-4, gt=0, description="peak learning rate")
+    weight_decay: float = Field(0.01, ge=0)
+    scheduler: Literal["cosine", "linear", "constant"] = "cosine"
+    warmup_ratio: float = Field(0.01, ge=0, le=1, description="share of all steps")
+    grad_clip: float = Field(1.0, gt=0, description="maximum norm of the gradient")
+    max_seq_len: int = Field(2048, ge=8, description="tokens; longer rows are cut at the end")
+    ttt_steps: int = Field(3, ge=1, le=16, description="unroll depth of training-time test")
+    ttt_step_loss_decay: float = Field(1.0, gt=0, le=1, description="step k weighs decay**k")
+    noise: float = Field(0.05, ge=0, description="half width of the uniform noise on hidden states")
+    val_ratio: float = Field(0.1, ge=0, lt=1, description="share of prompts held out for validation")
+    train_head: bool = Field(True, description="false keeps lm_head at the verifier's rows")
+    num_workers: int = Field(0, ge=0, le=64, description="processes that read hidden states ahead")
+    seed: int = 0
+    device: Device = "auto"
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="bfloat16: autocast over float32 weights")
+    speculative_tokens: int = Field(3, ge=1, le=64, description="draft tokens a round, written for servers")
+    on_invalid_checkpoint: Literal["stop", "warn"] = "stop"
+
+    @model_validator(mode="after")
+    def _a_vocabulary_from_somewhere(self) -> Self:
+        if self.vocab_map_dir is None and self.finetune_from is None:
+            raise ValueError("vocab_map_dir is needed unless finetune_from brings a vocabulary map of its own")
+        if self.norm_before_fc and self.fc_norm:
+            raise ValueError("norm_before_fc and fc_norm exclude each other")
+        return self
+
+
+class ValidateParams(StageParams):
+    """A verdict on one checkpoint."""
+
+    stage: ClassVar[str] = "validate"
+
+    checkpoint: InputPath = Field(description="checkpoint directory")
+    previous: InputPath | None = Field(None, description="checkpoint of the epoch before, which must differ")
+    verifier: InputPath | None = Field(None, description="verifier directory, to compare sizes and embedding with")
+    output_dir: OutputPath | None = Field(None, description="default: the job's own artifacts directory")
+
+
+class EvaluateParams(StageParams):
+    """Acceptance length of a drafter, by walk over hidden states and by real speculative decoding."""
+
+    stage: ClassVar[str] = "evaluate"
+
+    checkpoint: InputPath = Field(description="checkpoint directory")
+    verifier: InputPath = Field(description="verifier directory in Hugging Face format")
+    prompts: InputPath = Field(
+        description="JSONL file of held-out conversations; each is cut before its last assistant turn"
+    )
+    output_dir: OutputPath | None = Field(None, description="default: the job's own artifacts directory")
+    max_prompts: int = Field(16, ge=1, description="prompts, from the top of the file")
+    max_new_tokens: int = Field(64, ge=2, description="tokens per prompt")
+    speculative_tokens: int = Field(3, ge=1, le=16, description="draft tokens a round")
+    device: Device = "auto"
+    min_acceptance_length: float | None = Field(None, ge=1, description="fail with gate_not_met below this")
+
+
+STAGES: dict[str, type[StageParams]] = {
+    params.stage: params for params in (PrepareParams, ExtractParams, TrainParams, ValidateParams, EvaluateParams)
+}
+"""Every kind of work, by name."""

@@ -1,0 +1,49 @@
+"""Errors a user can cause, and the exit code each one ends a stage with.
+
+    Eagle3Error            (ValueError)
+    |- BadInput            a request, path or config that cannot work       exit 2
+    |  |- CheckpointError  a checkpoint that is damaged or contradicts itself
+    |- BadData             data that is damaged, empty or contradicts itself exit 3
+    |- Diverged            a loss or gradient that is not finite             exit 4
+    |- InvalidCheckpoint   a checkpoint this job wrote was judged invalid    exit 6
+
+Messages name the file, tensor, key or line, and say what to do.
+"""
+
+from typing import ClassVar
+
+from eagle3_core.contract.exits import ExitCode
+
+
+class Eagle3Error(ValueError):
+    """Base of every error whose message is meant for the user."""
+
+    exit_code: ClassVar[ExitCode] = ExitCode.INTERNAL_ERROR
+
+
+class BadInput(Eagle3Error):
+    """A request, path or config that cannot work."""
+
+    exit_code = ExitCode.BAD_INPUT
+
+
+class CheckpointError(BadInput):
+    """A checkpoint that cannot be read, or contradicts itself or the request."""
+
+
+class BadData(Eagle3Error):
+    """Training data or hidden states that are damaged, empty or contradictory."""
+
+    exit_code = ExitCode.BAD_DATA
+
+
+class Diverged(Eagle3Error):
+    """A loss or gradient that is not finite."""
+
+    exit_code = ExitCode.DIVERGED
+
+
+class InvalidCheckpoint(Eagle3Error):
+    """A checkpoint written by this very job was judged invalid."""
+
+    exit_code = ExitCode.INVALID_CHECKPOINT

@@ -1,0 +1,44 @@
+"""What a stage is given: its parameters, its places on disk, its voice, and whether it was asked to stop."""
+
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from eagle3_core.contract.events import EventWriter
+from eagle3_core.contract.params import StageParams
+
+
+class Stopped(Exception):
+    """The stage was asked to stop and has put its work down; ends with exit code STOPPED."""
+
+
+@dataclass
+class StageContext:
+    """Passed to `run(context)` of every stage."""
+
+    job_id: str
+    params: StageParams
+    output_dir: Path
+    events: EventWriter
+    stop_requested: threading.Event = field(default_factory=threading.Event)
+
+    def check_stop(self) -> None:
+        """Raise Stopped once a stop was asked for. Call it between steps."""
+        if self.stop_requested.is_set():
+            raise Stopped
+
+    def phase(self, name: str) -> None:
+        """Say what kind of work begins, in the log and as an event."""
+        print(f"== {name}", flush=True)
+        self.events.write("phase", phase=name)
+
+    def report(self, title: str, text: str, **data: Any) -> None:
+        """Print a fact found at the start and report it as an event."""
+        print(f"{title}: {text}", flush=True)
+        self.events.write("report", title=title, text=text, data=data)
+
+    def warn(self, code: str, message: str) -> None:
+        """Print and report something that does not stop the job."""
+        print(f"warning [{code}]: {message}", flush=True)
+        self.events.write("warning", code=code, message=message)

@@ -3,13 +3,16 @@
     Eagle3Error            (ValueError)
     |- BadInput            a request, path or config that cannot work       exit 2
     |  |- CheckpointError  a checkpoint that is damaged or contradicts itself
+    |  |- UnreadableFile   a weight file whose bytes are not what its name or header says
     |- BadData             data that is damaged, empty or contradicts itself exit 3
     |- Diverged            a loss or gradient that is not finite             exit 4
     |- InvalidCheckpoint   a checkpoint this job wrote was judged invalid    exit 6
+    |- GateNotMet          a quality the request asked for was not reached    exit 7
 
 Messages name the file, tensor, key or line, and say what to do.
 """
 
+from pathlib import Path
 from typing import ClassVar
 
 from eagle3_core.contract.exits import ExitCode
@@ -31,6 +34,20 @@ class CheckpointError(BadInput):
     """A checkpoint that cannot be read, or contradicts itself or the request."""
 
 
+class UnreadableFile(BadInput):
+    """A weight file whose bytes are not what its name or header says.
+
+    `kind` is a stable word for the fault, `tensor` the tensor it was found at, if it was.
+    """
+
+    def __init__(self, path: Path, kind: str, message: str, tensor: str | None = None) -> None:
+        self.path = path
+        self.kind = kind
+        self.detail = message
+        self.tensor = tensor
+        super().__init__(f"{path}: {message}")
+
+
 class BadData(Eagle3Error):
     """Training data or hidden states that are damaged, empty or contradictory."""
 
@@ -47,3 +64,9 @@ class InvalidCheckpoint(Eagle3Error):
     """A checkpoint written by this very job was judged invalid."""
 
     exit_code = ExitCode.INVALID_CHECKPOINT
+
+
+class GateNotMet(Eagle3Error):
+    """A quality the request asked for was not reached."""
+
+    exit_code = ExitCode.GATE_NOT_MET

@@ -9,6 +9,14 @@ from eagle3_core.contract.events import EventWriter
 from eagle3_core.contract.params import StageParams
 
 
+@dataclass(frozen=True)
+class StageResult:
+    """What `run` returns: `data` becomes the job's result, `artifacts` maps a name to an absolute path."""
+
+    data: dict[str, Any] = field(default_factory=dict)
+    artifacts: dict[str, str] = field(default_factory=dict)
+
+
 class Stopped(Exception):
     """The stage was asked to stop and has put its work down; ends with exit code STOPPED."""
 

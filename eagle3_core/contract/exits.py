@@ -23,6 +23,10 @@ class ExitCode(IntEnum):
     STOPPED = 75
 
 
+DEFAULT_GRACE_S = 30.0
+"""Seconds between SIGTERM and SIGKILL when nobody says otherwise."""
+
+
 class Reason(StrEnum):
     """Why a job ended, from evidence; kept apart from its state."""
 

@@ -24,6 +24,12 @@ from typing import Any
 JOB_ID_VARIABLE = "EYAS_JOB_ID"
 """Set in the environment of every process of a job, so that left-behind ones can be found."""
 
+LOCK_FD_VARIABLE = "EYAS_LOCK_FD"
+"""Tells shim and stage the number of the inherited descriptor that holds the attempt's lock."""
+
+MARKER_NAME = ".eyas-job"
+"""File in an output directory that says which job it belongs to."""
+
 
 @dataclass(frozen=True)
 class AttemptDir:

@@ -1,0 +1,287 @@
+"""config.json of a drafter, in any of the formats drafters are published in, as one DrafterConfig.
+
+    speculators   speculators_config, transformer_layer_config {sizes, rope}, flags and aux ids at the top
+    others        LlamaForCausalLMEagle3 / Eagle3LlamaForCausalLM / LlamaForCausalLM + draft_vocab_size: sizes at the
+                  top, flags at the top or in eagle_config, aux ids at the top or in eagle_config
+
+Aux layer ids: at the top, id k is the state entering layer k (vLLM, speculators). Nested ids that begin with 1 are
+outputs of layers (SpecForge, SGLang, Model-Optimizer) and are read as k + 1; others stay, as SGLang does for DeepSeek
+and Kimi, and as the published AQ-MedAI drafters mean [2, 30, 58].
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from eagle3_core.contract.headers import read_header
+from eagle3_core.contract.jsonfiles import read_json_object
+from eagle3_core.contract.rope import normalise_rope
+from eagle3_core.errors import BadInput, CheckpointError, UnreadableFile
+from eagle3_core.model.config import DrafterConfig
+
+FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+_EAGLE3_ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3DraftModel", "Eagle3Speculator")
+_MAX_LAYERS = 256
+_AUX_KEY = "eagle_aux_hidden_state_layer_ids"
+
+
+@dataclass(frozen=True)
+class DrafterSource:
+    """A drafter's config and how it was read.
+
+    config: what it computes, as far as DrafterConfig can say.
+    format: speculators, modelopt, specforge, official-eagle or hf-eagle3.
+    verifier_name: what the config says about its verifier, if anything.
+    notes: decisions made in reading, one sentence each.
+    unsupported: what DrafterConfig cannot say; training refuses such a source.
+    unjudged: those of `unsupported` whose tensors the judge does not know either.
+    extras: qk_norm, mlp_bias, fc_bias: parts with tensors of their own.
+    target_hidden_size: width of the aux states where it is not hidden_size.
+    """
+
+    config: DrafterConfig
+    format: str
+    verifier_name: str | None
+    notes: list[str] = field(default_factory=list)
+    unsupported: list[str] = field(default_factory=list)
+    unjudged: list[str] = field(default_factory=list)
+    extras: frozenset[str] = frozenset()
+    target_hidden_size: int | None = None
+
+
+def read_drafter_config(path: Path) -> DrafterSource:
+    """The config of a drafter that Eyas can train on or evaluate.
+
+    Raises:
+        CheckpointError: no or a broken config, not an EAGLE-3 drafter, or one with parts Eyas does not know.
+    """
+    source = describe_drafter(path)
+    if source.unsupported:
+        raise CheckpointError(f"{path / 'config.json'}: not supported: {'; '.join(source.unsupported)}")
+    return source
+
+
+def describe_drafter(path: Path) -> DrafterSource:
+    """Like `read_drafter_config`, but what is not supported is listed instead of refused.
+
+    Raises:
+        CheckpointError: no or a broken config, or not an EAGLE-3 drafter at all.
+    """
+    file = path / "config.json"
+    try:
+        whole = read_json_object(file)
+    except BadInput as error:
+        raise CheckpointError(str(error)) from error
+    speculators = "speculators_config" in whole or "speculators_model_type" in whole
+    sizes = whole.get("transformer_layer_config") if speculators else whole
+    if not isinstance(sizes, dict):
+        raise CheckpointError(f"{file}: transformer_layer_config is {sizes!r}, not an object")
+    nested = whole.get("eagle_config")
+    nested = nested if isinstance(nested, dict) else {}
+    form = "speculators" if speculators else _hf_format(file, whole, nested)
+    notes: list[str] = []
+    target = _number(file, whole, "target_hidden_size")
+    config = _drafter_config(path, whole, sizes, nested, notes)
+    unjudged = _unjudged(sizes)
+    extras = _extras(whole, sizes)
+    wide = [f"target_hidden_size {target} unlike hidden_size {config.hidden_size}"]
+    return DrafterSource(
+        config=config,
+        format=form,
+        verifier_name=_verifier_name(whole),
+        notes=notes,
+        unsupported=unjudged + sorted(extras) + (wide if target not in (None, config.hidden_size) else []),
+        unjudged=unjudged,
+        extras=extras,
+        target_hidden_size=target,
+    )
+
+
+def _hf_format(file: Path, whole: Mapping[str, Any], nested: Mapping[str, Any]) -> str:
+    names = whole.get("architectures")
+    names = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+    if any("DeepseekV2" in name or "DeepseekV3" in name for name in names) and any("Eagle3" in n for n in names):
+        raise CheckpointError(f"{file}: {names[0]}: drafters with latent attention are not supported")
+    if "use_aux_hidden_state" in nested and "next_layer_regular" in nested:
+        return "modelopt"
+    if any(name in _EAGLE3_ARCHITECTURES for name in names):
+        return "specforge" if names[0] == "LlamaForCausalLMEagle3" else "hf-eagle3"
+    if "draft_vocab_size" in whole:
+        return "official-eagle"
+    raise CheckpointError(
+        f"{file}: not an EAGLE-3 drafter: no speculators_config, no draft_vocab_size, and architectures is {names}"
+    )
+
+
+def _drafter_config(
+    path: Path, whole: Mapping[str, Any], sizes: dict[str, Any], nested: Mapping[str, Any], notes: list[str]
+) -> DrafterConfig:
+    file = path / "config.json"
+    hidden, heads = _need(file, sizes, "hidden_size"), _need(file, sizes, "num_attention_heads")
+    vocab = _need(file, sizes, "vocab_size")
+    draft = _number(file, whole, "draft_vocab_size")
+    if draft is None:
+        notes.append("draft_vocab_size is not stated: the full vocabulary is assumed")
+    if draft is not None and draft > vocab:
+        raise CheckpointError(f"{file}: draft_vocab_size {draft} is larger than vocab_size {vocab}")
+    kv_heads = _number(file, sizes, "num_key_value_heads") or heads
+    if heads % kv_heads:
+        raise CheckpointError(f"{file}: num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}")
+    ids = _aux_ids(file, whole, nested, notes)
+    try:
+        rope, warnings = normalise_rope(sizes, str(file))
+        notes.extend(message for _, message in warnings)
+        return DrafterConfig(
+            hidden_size=hidden,
+            intermediate_size=_need(file, sizes, "intermediate_size"),
+            num_attention_heads=heads,
+            num_key_value_heads=kv_heads,
+            head_dim=_number(file, sizes, "head_dim") or hidden // heads,
+            num_hidden_layers=_count(file, sizes, "num_hidden_layers") or 1,
+            vocab_size=vocab,
+            draft_vocab_size=draft or vocab,
+            aux_layer_ids=ids,
+            rms_norm_eps=_or_note(sizes, "rms_norm_eps", 1e-6, notes),
+            max_position_embeddings=_or_note(sizes, "max_position_embeddings", 2048, notes),
+            rope=rope,
+            hidden_act=sizes.get("hidden_act") or "silu",
+            attention_bias=bool(sizes.get("attention_bias")),
+            num_aux_states=_aux_count(path, whole, nested, ids, hidden),
+            bos_token_id=sizes.get("bos_token_id"),
+            eos_token_id=sizes.get("eos_token_id"),
+            **{flag: _flag(file, flag, whole, nested, notes) for flag in FLAGS},
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        raise CheckpointError(f"{file}: {key} is {first['input']!r}: {first['msg']}") from error
+    except BadInput as error:
+        raise CheckpointError(str(error)) from error
+
+
+def _flag(file: Path, name: str, whole: Mapping[str, Any], nested: Mapping[str, Any], notes: list[str]) -> bool:
+    """A norm flag, from eagle_config first as servers do, else from the top, else false."""
+    for place, config in (("eagle_config.", nested), ("", whole)):
+        value = config.get(name)
+        if value is not None:
+            if not isinstance(value, bool):
+                raise CheckpointError(f"{file}: {place}{name} is {value!r}, not true or false")
+            return value
+    if name == "norm_before_residual":
+        notes.append(
+            "norm_before_residual is not stated: read as false (vLLM reads true for speculators checkpoints without it)"
+        )
+    return False
+
+
+def _aux_ids(
+    file: Path, whole: Mapping[str, Any], nested: Mapping[str, Any], notes: list[str]
+) -> tuple[int, ...] | None:
+    top = _id_list(file, whole, "")
+    inner = _id_list(file, nested, "eagle_config.")
+    read = inner
+    if inner and inner[0] == 1:
+        read = tuple(value + 1 for value in inner)
+        if top is None:
+            notes.append(f"eagle_config.{_AUX_KEY} {list(inner)} are outputs of layers: read as {list(read)}")
+    if top is None and read is None:
+        notes.append(f"{_AUX_KEY} is not stated: servers take [2, N//2, N-3]")
+        if str(whole.get("speculators_version", "")).startswith("0.3."):
+            notes.append(
+                "speculators 0.3 trained on states captured after layers 2, N//2, N-3, one later than servers take"
+            )
+    if top is not None and inner is not None and top != read:
+        notes.append(f"{_AUX_KEY} is {list(top)} at the top and {list(inner)} in eagle_config: the top is used")
+    return top if top is not None else read
+
+
+def _id_list(file: Path, config: Mapping[str, Any], place: str) -> tuple[int, ...] | None:
+    value = config.get(_AUX_KEY)
+    if value is None or value == []:
+        return None
+    if not isinstance(value, list) or not all(type(item) is int and item >= 0 for item in value):
+        raise CheckpointError(f"{file}: {place}{_AUX_KEY} is {value!r}, not a list of layer ids (0, 1, 2 ...)")
+    return tuple(value)
+
+
+def _aux_count(
+    path: Path,
+    whole: Mapping[str, Any],
+    nested: Mapping[str, Any],
+    ids: tuple[int, ...] | None,
+    hidden: int,
+) -> int:
+    """A: as stated, else as many as ids, else what the width of fc says, else three."""
+    file = path / "config.json"
+    stated = _count(file, whole, "num_aux_hidden_states") or _count(file, nested, "num_aux_hidden_states")
+    if stated is not None:
+        return stated
+    if ids is not None:
+        return len(ids)
+    columns, width = _fc_columns(path), _number(file, whole, "target_hidden_size") or hidden
+    return columns // width if columns and columns % width == 0 and columns // width <= _MAX_LAYERS else 3
+
+
+def _fc_columns(path: Path) -> int | None:
+    try:
+        tensors = read_header(path / "model.safetensors").tensors
+    except UnreadableFile:
+        return None
+    info = tensors.get("fc.weight") or tensors.get("model.fc.weight")
+    return info.shape[1] if info is not None and len(info.shape) == 2 else None
+
+
+def _unjudged(sizes: Mapping[str, Any]) -> list[str]:
+    kind = sizes.get("model_type", "llama")
+    return [] if kind in ("llama", "qwen3", None) else [f"model_type {kind!r} (llama-style drafters only)"]
+
+
+def _extras(whole: Mapping[str, Any], sizes: Mapping[str, Any]) -> frozenset[str]:
+    found = {key for key in ("mlp_bias", "fc_bias") if sizes.get(key) or whole.get(key)}
+    if sizes.get("bias") or whole.get("bias"):
+        found.add("fc_bias")
+    if sizes.get("model_type") == "qwen3":
+        found.add("qk_norm")
+    return frozenset(found)
+
+
+def _verifier_name(whole: Mapping[str, Any]) -> str | None:
+    section = whole.get("speculators_config")
+    verifier = section.get("verifier") if isinstance(section, dict) else None
+    name = verifier.get("name_or_path") if isinstance(verifier, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def _number(file: Path, config: Mapping[str, Any], key: str) -> int | None:
+    value = config.get(key)
+    if value is None:
+        return None
+    if type(value) is not int or not 0 < value < 2**31:
+        raise CheckpointError(f"{file}: {key} is {value!r}, not a positive whole number")
+    return value
+
+
+def _count(file: Path, config: Mapping[str, Any], key: str) -> int | None:
+    """A number that tensors are listed by, so that nonsense must not make the list endless."""
+    value = _number(file, config, key)
+    if value is not None and value > _MAX_LAYERS:
+        raise CheckpointError(f"{file}: {key} is {value}, more than {_MAX_LAYERS}")
+    return value
+
+
+def _need(file: Path, config: Mapping[str, Any], key: str) -> int:
+    value = _number(file, config, key)
+    if value is None:
+        raise CheckpointError(f"{file}: {key} is missing")
+    return value
+
+
+def _or_note(sizes: Mapping[str, Any], key: str, default: Any, notes: list[str]) -> Any:
+    value = sizes.get(key)
+    if value is None:
+        notes.append(f"{key} is not stated: {default:g} is read, the default of its class")
+        return default
+    return value

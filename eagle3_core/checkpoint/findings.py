@@ -1,0 +1,167 @@
+"""What the judge can find, and what follows from it.
+
+    any error                     invalid
+    else any warning              suspect
+    else                          valid        (info changes nothing)
+    no weights could be read      unreadable
+
+docs/findings.md explains every code: what it means, why it matters, how to fix it.
+"""
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+Severity = Literal["error", "warning", "info"]
+VerdictWord = Literal["valid", "suspect", "invalid", "unreadable"]
+
+CODES: dict[str, tuple[Severity, str]] = {
+    # the directory
+    "no_checkpoint": (
+        "error",
+        "Give a checkpoint directory, an output directory with 0/, 1/ ..., or a .safetensors file.",
+    ),
+    "latest_judged": ("info", ""),
+    "missing_file": ("error", "Copy the checkpoint again, all files of it."),
+    "size_differs": ("error", "Copy the checkpoint again; if the source is the same, take another epoch."),
+    "digest_differs": ("error", "The bytes changed after writing: copy again, and check the disk if it happens twice."),
+    "manifest_absent": ("info", "Without a manifest a changed byte cannot be told from a trained one."),
+    "manifest_broken": ("error", "Copy manifest.json again from where the checkpoint was written."),
+    "unlisted_file": ("info", ""),
+    "custom_code": ("info", "It was not executed. Servers do not need it."),
+    # the weight file
+    "truncated_file": ("error", "Copy the file again; if it was written so, the disk was full or the writer died."),
+    "damaged_header": ("error", "Copy the file again, or take another epoch."),
+    "trailing_bytes": ("error", "Copy the file again; strict readers refuse it."),
+    "lfs_pointer": ("error", "Run `git lfs pull` in the repository it came from."),
+    "unsafe_pickle": (
+        "error",
+        "Nothing was executed. Ask for the file as safetensors, or as a state dict of tensors only.",
+    ),
+    "damaged_pickle": ("error", "Copy the file again, or take another epoch."),
+    "wrong_format": ("error", "Convert the weights to safetensors."),
+    "name_clash": ("error", "Keep one of the two names; servers take whichever comes last."),
+    # config.json
+    "bad_config": ("error", "Correct the named key in config.json."),
+    "unsupported_part": ("warning", "This part was not judged."),
+    "config_note": ("info", ""),
+    "flag_not_stated": ("warning", "Write the flag into config.json, as the drafter was trained."),
+    "aux_ids_not_stated": ("info", "Write eagle_aux_hidden_state_layer_ids; servers guess [2, N//2, N-3]."),
+    "aux_ids_off_by_one": ("warning", "Write the ids of the captured states: 3, N//2+1, N-2 for the 0.3 default."),
+    "aux_id_count": ("error", "List as many ids as fc.weight takes states."),
+    "aux_ids_twice": ("error", "Each state once; servers drop doubles and fc no longer fits."),
+    "aux_ids_not_ascending": ("error", "Servers feed the states in ascending order, whatever the list says."),
+    "aux_id_out_of_range": ("error", "Ids go from 0 to the verifier's number of layers."),
+    "verifier_differs": ("error", "The drafter belongs to another verifier, or config.json is wrong."),
+    "verifier_unreadable": ("warning", "Give the verifier's directory; what needs it was not judged."),
+    # names and shapes
+    "missing_tensor": ("error", "Servers start without it and draft with random or zero weights."),
+    "unexpected_tensor": ("error", "Remove it: vLLM refuses names it does not know, SGLang drops them in silence."),
+    "flag_without_tensor": ("error", "Set the flag as the drafter was trained, or restore the tensor."),
+    "tensor_without_flag": ("error", "Set the flag as the drafter was trained: servers ignore the tensor without it."),
+    "shape_differs": ("error", "Config and tensors come from different drafters, or the named key is wrong."),
+    "dtype_differs": ("error", "Store weights as bf16, f16 or f32, d2t as int64 and t2d as bool."),
+    "embedding_absent": ("info", "Servers share the verifier's embedding."),
+    "head_absent": (
+        "warning",
+        "vLLM borrows the verifier's head when the vocabulary is full; SGLang drafts with a random one.",
+    ),
+    "t2d_absent": ("info", "Servers do not read t2d; training resumes from d2t."),
+    # values
+    "not_finite": ("error", "The run diverged or the file is damaged: take an earlier epoch."),
+    "all_zero": ("warning", "A tensor of zeros was not trained, or was lost in conversion."),
+    "constant": ("warning", "A matrix of one value was not trained, or was lost in conversion."),
+    "zero_rows": ("warning", "Rows of zeros were not trained, or were lost in conversion."),
+    "zero_embedding_rows": ("info", "Usual for padding tokens."),
+    "extreme_values": ("warning", "A flipped exponent bit looks like this; so does a run that is about to diverge."),
+    # vocabulary map
+    "d2t_absolute": ("error", "Subtract the draft index: d2t[i] = target id - i."),
+    "d2t_out_of_range": ("error", "d2t belongs to another verifier or is damaged."),
+    "d2t_duplicates": ("error", "Each draft id must stand for a token of its own."),
+    "d2t_not_ascending": ("warning", "The speculators format keeps draft ids in the order of target ids."),
+    "d2t_order": ("info", "Fine for servers: the format this comes from orders by frequency."),
+    "t2d_count": ("error", "t2d must be true at exactly draft_vocab_size tokens."),
+    "d2t_t2d_differ": ("error", "Take d2t and t2d from the same map, the one lm_head was trained with."),
+    "identity_slice": ("error", "The map was never filled in: the drafter can only propose the first ids."),
+    "map_length": ("error", "Take d2t from the map lm_head was trained with; a builder pads short maps."),
+    # optimizer and schedule
+    "optimizer_absent": ("info", "Training cannot be resumed from here."),
+    "optimizer_layout": ("warning", "Written by an optimizer the judge does not know."),
+    "optimizer_mismatch": (
+        "error",
+        "The optimizer state belongs to another drafter or epoch: resume from another checkpoint.",
+    ),
+    "optimizer_incomplete": ("warning", "Parameters without state start again from zero moments when resumed."),
+    "optimizer_stale": ("warning", "The optimizer state was written at another step than the weights."),
+    "scheduler_layout": ("warning", "The learning rate cannot be resumed from it."),
+    # against the epoch before
+    "previous_unreadable": ("warning", "Give a readable checkpoint; nothing was compared."),
+    "weights_unchanged": (
+        "warning",
+        "Training did not move the weights: learning rate, frozen parameters or a stale copy.",
+    ),
+    "tensor_unchanged": ("info", "Small steps vanish in bf16; look again after the next epoch."),
+    "map_changed": ("error", "Head rows keep the meaning of the old map: use the map of the checkpoint trained from."),
+    "frozen_tensor_changed": ("warning", "The embedding is frozen in training; a change comes from somewhere else."),
+    "config_changed": ("warning", "Both checkpoints should come from one run."),
+    # against the verifier
+    "embedding_differs": ("warning", "Servers may replace it by the verifier's: export the frozen embedding."),
+}
+"""Code -> severity and what to do. Stable: tools rely on the codes."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One fault, or one thing worth knowing. `file` is relative to the judged path; '' means the whole of it."""
+
+    code: str
+    severity: Severity
+    file: str
+    tensor: str | None
+    message: str
+    hint: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """As in JSON output and events."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The judge's word, and why."""
+
+    verdict: VerdictWord
+    findings: list[Finding]
+
+    def to_dict(self) -> dict[str, Any]:
+        """`{"verdict", "findings": [...]}`."""
+        return {"verdict": self.verdict, "findings": [finding.to_dict() for finding in self.findings]}
+
+
+@dataclass
+class Report:
+    """Collects findings while a checkpoint is judged."""
+
+    root: Path
+    findings: list[Finding] = field(default_factory=list)
+    unreadable: bool = False
+
+    def add(self, code: str, message: str, *, file: Path | str = "", tensor: str | None = None) -> None:
+        """Note a finding. Its severity and hint follow from the code."""
+        severity, hint = CODES[code]
+        self.findings.append(Finding(code, severity, self._relative(file), tensor, message, hint))
+
+    def verdict(self) -> Verdict:
+        """The word that follows, the gravest findings first."""
+        order = {"error": 0, "warning": 1, "info": 2}
+        findings = sorted(self.findings, key=lambda finding: order[finding.severity])
+        gravest = findings[0].severity if findings else "info"
+        word: VerdictWord = "invalid" if gravest == "error" else "suspect" if gravest == "warning" else "valid"
+        return Verdict("unreadable" if self.unreadable else word, findings)
+
+    def _relative(self, file: Path | str) -> str:
+        if isinstance(file, Path):
+            base = self.root if self.root.is_dir() else self.root.parent
+            name = file.relative_to(base).as_posix() if file.is_relative_to(base) else str(file)
+            return "" if name == "." else name
+        return file

@@ -1,0 +1,222 @@
+"""The judge on optimizer and schedule: could training go on from here?
+
+AdamW                {"state": {i: {"step", "exp_avg", "exp_avg_sq"}}, "param_groups": [{"params", "param_names"}]}
+Muon + AdamW         a list of two such dicts                                  (speculators >= 0.5)
+FSDP                 the same, keyed by parameter name instead of number
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eagle3_core.checkpoint.findings import Report
+from eagle3_core.checkpoint.judge_files import add_unreadable
+from eagle3_core.checkpoint.weights import DrafterWeights, canonical_name, load_pickle
+from eagle3_core.errors import UnreadableFile
+
+OPTIMIZER_NAME = "optimizer_state_dict.pt"
+SCHEDULER_NAME = "scheduler_state_dict.pt"
+
+_FROZEN = frozenset({"embed_tokens.weight", "verifier_lm_head.weight", "verifier_norm.weight", "d2t", "t2d"})
+_SHAPED = ("exp_avg", "exp_avg_sq", "momentum_buffer", "max_exp_avg_sq")
+_SCANNED = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
+
+@dataclass
+class _State:
+    """Optimizer state by parameter: the name where the file gives one, else '#' and its number."""
+
+    by_name: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    listed: list[str] = field(default_factory=list)
+    named: bool = True
+
+
+def check_state(
+    report: Report, directory: Path, weights: DrafterWeights, manifest: dict[str, Any] | None
+) -> set[str] | None:
+    """Judge both files; returns the names of the trained parameters where the optimizer tells them."""
+    _check_scheduler(report, directory / SCHEDULER_NAME)
+    file = directory / OPTIMIZER_NAME
+    if not file.exists():
+        report.add("optimizer_absent", f"no {OPTIMIZER_NAME}", file=file)
+        return None
+    try:
+        state = _parse(load_pickle(file))
+    except UnreadableFile as error:
+        add_unreadable(report, error)
+        return None
+    if state is None:
+        report.add("optimizer_layout", f"{OPTIMIZER_NAME} has an unknown layout", file=file)
+        return None
+    if state.named:
+        _check_named(report, file, state, weights)
+    else:
+        _check_shapes_only(report, file, state, weights)
+    for name, values in state.by_name.items():
+        _check_finite(report, file, name, values)
+    _check_steps(report, file, state, manifest)
+    return {canonical_name(name) for name in state.by_name} if state.named and state.by_name else None
+
+
+def _check_scheduler(report: Report, file: Path) -> None:
+    if not file.exists():
+        return
+    try:
+        data = load_pickle(file)
+    except UnreadableFile as error:
+        add_unreadable(report, error)
+        return
+    parts = data if isinstance(data, list) else [data]
+    if not parts or not all(isinstance(part, Mapping) for part in parts):
+        report.add("scheduler_layout", f"{SCHEDULER_NAME} holds {type(data).__name__}, not a state dict", file=file)
+
+
+def _parse(data: object) -> _State | None:
+    """One view of any known layout; None for an unknown one."""
+    result = _State()
+    for part in data if isinstance(data, list) else [data]:
+        if not isinstance(part, Mapping):
+            return None
+        states, groups = part.get("state"), part.get("param_groups")
+        if not isinstance(states, Mapping) or not isinstance(groups, list):
+            return None
+        names = _names(groups)
+        if names is None:
+            return None
+        result.named &= all(not name.startswith("#") for name in names.values())
+        result.listed.extend(names.values())
+        for key, values in states.items():
+            if not isinstance(values, Mapping):
+                return None
+            result.by_name[names.get(key, f"#{key}")] = values
+    return result
+
+
+def _names(groups: list[Any]) -> dict[int | str, str] | None:
+    """Key in `state` -> parameter name."""
+    found: dict[int | str, str] = {}
+    for group in groups:
+        if not isinstance(group, Mapping) or not isinstance(group.get("params"), list):
+            return None
+        params, names = group["params"], group.get("param_names")
+        names = names if isinstance(names, list) and len(names) == len(params) else [None] * len(params)
+        for key, name in zip(params, names, strict=True):
+            if isinstance(key, str):
+                found[key] = key
+            elif type(key) is int:
+                found[key] = name if isinstance(name, str) else f"#{key}"
+            else:
+                return None
+    return found
+
+
+def _check_named(report: Report, file: Path, state: _State, weights: DrafterWeights) -> None:
+    """Each state belongs to a tensor of the checkpoint and has its shape."""
+    for name, values in state.by_name.items():
+        canonical = canonical_name(name)
+        entry = weights.entries.get(canonical)
+        if entry is None:
+            if canonical not in _FROZEN:
+                report.add(
+                    "optimizer_mismatch",
+                    f"optimizer state for {name}, which the weights do not hold",
+                    file=file,
+                    tensor=name,
+                )
+            continue
+        for key in _SHAPED:
+            value = values.get(key)
+            if isinstance(value, Tensor) and tuple(value.shape) != entry.shape:
+                report.add(
+                    "optimizer_mismatch",
+                    f"optimizer state {key} of {name} has shape {list(value.shape)}, the tensor {list(entry.shape)}",
+                    file=file,
+                    tensor=name,
+                )
+    without = sorted(n for n in state.listed if n not in state.by_name and canonical_name(n) not in _FROZEN)
+    if without:
+        report.add(
+            "optimizer_incomplete",
+            f"{len(without)} of {len(state.listed)} parameters have no optimizer state: {', '.join(without[:4])}",
+            file=file,
+            tensor=without[0],
+        )
+    known = {canonical_name(name) for name in state.listed}
+    absent = sorted(weights.entries.keys() - known - _FROZEN - {"lm_head.weight"})
+    if absent:
+        report.add(
+            "optimizer_mismatch",
+            f"the optimizer does not know {len(absent)} tensors of the checkpoint: {', '.join(absent[:4])}",
+            file=file,
+            tensor=absent[0],
+        )
+
+
+def _check_shapes_only(report: Report, file: Path, state: _State, weights: DrafterWeights) -> None:
+    """Without names, each shape of the state must be that of some tensor not yet taken."""
+    left = [entry.shape for name, entry in weights.entries.items() if name not in ("d2t", "t2d")]
+    for name, values in state.by_name.items():
+        shape = next((tuple(values[key].shape) for key in _SHAPED if isinstance(values.get(key), Tensor)), None)
+        if shape is None:
+            continue
+        if shape not in left:
+            report.add(
+                "optimizer_mismatch",
+                f"optimizer state {name} has shape {list(shape)}, which no tensor left over has",
+                file=file,
+                tensor=name,
+            )
+            return
+        left.remove(shape)
+    if len(state.by_name) < len(state.listed):
+        report.add(
+            "optimizer_incomplete",
+            f"{len(state.listed) - len(state.by_name)} of {len(state.listed)} parameters have no optimizer state",
+            file=file,
+        )
+
+
+def _check_finite(report: Report, file: Path, name: str, values: Mapping[str, Any]) -> None:
+    for key, value in _tensors(values):
+        if value.numel() == 0 or value.dtype not in _SCANNED:
+            continue
+        low, high = (float(edge) for edge in torch.aminmax(value))
+        if not (abs(low) < float("inf") and abs(high) < float("inf")):
+            count = int((~torch.isfinite(value)).sum())
+            report.add(
+                "not_finite", f"optimizer state {key} of {name} holds {count} NaN or Inf", file=file, tensor=name
+            )
+        elif key in ("exp_avg_sq", "max_exp_avg_sq", "step") and low < 0:
+            report.add("optimizer_mismatch", f"optimizer state {key} of {name} is negative", file=file, tensor=name)
+
+
+def _check_steps(report: Report, file: Path, state: _State, manifest: dict[str, Any] | None) -> None:
+    """All parameters were stepped together, and as often as the manifest says."""
+    steps: dict[float, str] = {}
+    exact = True
+    for name, values in state.by_name.items():
+        step = values.get("step")
+        if isinstance(step, Tensor) and step.numel() == 1 and step.device.type == "cpu":
+            exact &= step.dtype in (torch.float32, torch.float64, torch.int64)
+            steps.setdefault(float(step.detach()), name)
+        elif isinstance(step, (int, float)):
+            steps.setdefault(float(step), name)
+    if len(steps) > 1:
+        text = ", ".join(f"{name} at {step:g}" for step, name in sorted(steps.items())[:3])
+        report.add("optimizer_stale", f"parameters stand at different steps: {text}", file=file)
+    elif steps and exact and manifest is not None and type(manifest.get("step")) is int:
+        step = next(iter(steps))
+        if step != manifest["step"]:
+            report.add(
+                "optimizer_stale", f"optimizer stands at step {step:g}, the manifest at {manifest['step']}", file=file
+            )
+
+
+def _tensors(values: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    for key, value in values.items():
+        if isinstance(value, Tensor) and value.layout == torch.strided and value.device.type == "cpu":
+            yield str(key), value.detach()

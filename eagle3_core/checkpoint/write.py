@@ -1,0 +1,278 @@
+"""Writing one epoch's checkpoint: everything into a temp directory, then one rename.
+
+    <parent>/.checkpoint-<epoch>-<pid>.tmp/      while it is written
+    <parent>/<epoch>/                            complete
+        config.json                  speculators 0.9 format
+        generation_config.json
+        model.safetensors            floats as bf16, d2t int64, t2d bool
+        optimizer_state_dict.pt
+        scheduler_state_dict.pt
+        manifest.json                written last: size and sha256 of every file, sha256 of every tensor
+
+Source of the layout: speculators 0.9.0 `train/checkpointer.py` and the files it wrote.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from eagle3_core.contract.headers import read_header
+from eagle3_core.contract.jobdir import fsync_directory
+from eagle3_core.errors import CheckpointError
+from eagle3_core.model.config import DrafterConfig, expected_tensors
+
+MANIFEST_NAME = "manifest.json"
+MANIFEST_VERSION = 1
+SPECULATORS_VERSION = "0.9.0"
+TRANSFORMERS_VERSION = "5.19.0"
+
+_TEMP_GLOB = ".checkpoint-*.tmp"
+_HASH_BYTES = 1 << 22
+
+
+def write_checkpoint(
+    parent: Path,
+    epoch: int,
+    *,
+    config: DrafterConfig,
+    tensors: dict[str, Tensor],
+    optimizer_state: dict[str, Any],
+    scheduler_state: dict[str, Any],
+    verifier_name: str,
+    verifier_architectures: list[str] | tuple[str, ...],
+    speculative_tokens: int,
+    step: int,
+    extra: dict[str, Any],
+) -> Path:
+    """The directory `parent/epoch`, which is complete once it exists.
+
+    Args:
+        parent: the job's output directory; must exist. Only one writer at a time.
+        epoch: names the directory; counts from 0.
+        config: what the drafter computes.
+        tensors: canonical name -> tensor; those of `expected_tensors(config)`, any float dtype; a map over the full
+            vocabulary is left out.
+        optimizer_state: `state_dict()` of the optimizer, kept in its own precision.
+        scheduler_state: `state_dict()` of the learning-rate schedule.
+        verifier_name: path or hub id of the verifier, for servers.
+        verifier_architectures: class names from the verifier's config.
+        speculative_tokens: draft tokens a round, for servers.
+        step: optimizer steps done so far.
+        extra: kept in the manifest, for example what `finetune_from` was overridden with.
+
+    Raises:
+        CheckpointError: the tensors are not what the config says, or the directory exists already.
+        OSError: the disk is full or the like; nothing is left behind.
+    """
+    if config.draft_vocab_size == config.vocab_size:
+        # A map over the full vocabulary says nothing, and vLLM refuses a checkpoint that brings one.
+        tensors = {name: tensor for name, tensor in tensors.items() if name not in ("d2t", "t2d")}
+    _check(config, tensors)
+    final = parent / str(epoch)
+    if final.exists():
+        raise CheckpointError(f"{final}: exists already; a checkpoint is never overwritten")
+    for stale in parent.glob(_TEMP_GLOB):
+        shutil.rmtree(stale)
+    temp = parent / f".checkpoint-{epoch}-{os.getpid()}.tmp"
+    temp.mkdir()
+    try:
+        _write_json(
+            temp / "config.json", speculators_config(config, verifier_name, verifier_architectures, speculative_tokens)
+        )
+        _write_json(temp / "generation_config.json", _generation_config(config))
+        _save_tensors(temp / "model.safetensors", tensors)
+        _save_state(temp / "optimizer_state_dict.pt", optimizer_state)
+        _save_state(temp / "scheduler_state_dict.pt", scheduler_state)
+        _write_json(temp / MANIFEST_NAME, _manifest(temp, epoch, step, extra))
+        fsync_directory(temp)
+        temp.rename(final)
+    except BaseException:
+        shutil.rmtree(temp, ignore_errors=True)
+        raise
+    fsync_directory(parent)
+    return final
+
+
+def speculators_config(
+    config: DrafterConfig,
+    verifier_name: str,
+    verifier_architectures: list[str] | tuple[str, ...],
+    speculative_tokens: int,
+) -> dict[str, Any]:
+    """config.json as speculators 0.9.0 writes it; every flag explicit, full attention, no custom code."""
+    rope = config.rope
+    layer: dict[str, Any] = {
+        "attention_bias": config.attention_bias,
+        "attention_dropout": 0.0,
+        "bos_token_id": config.bos_token_id,
+        "eos_token_id": config.eos_token_id,
+        "head_dim": config.head_dim,
+        "hidden_act": config.hidden_act,
+        "hidden_size": config.hidden_size,
+        "initializer_range": 0.02,
+        "intermediate_size": config.intermediate_size,
+        "max_position_embeddings": config.max_position_embeddings,
+        "mlp_bias": False,
+        "model_type": "llama",
+        "num_attention_heads": config.num_attention_heads,
+        "num_hidden_layers": config.num_hidden_layers,
+        "num_key_value_heads": config.num_key_value_heads,
+        "pad_token_id": None,
+        "pretraining_tp": 1,
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_parameters": rope,
+        # Readers of the transformers 4 layout would fall back to 10000 in silence.
+        "rope_theta": rope["rope_theta"],
+        "tie_word_embeddings": False,
+        "use_cache": True,
+        "vocab_size": config.vocab_size,
+    }
+    if rope["rope_type"] != "default":
+        layer["rope_scaling"] = dict(rope)
+    ids = config.aux_layer_ids
+    return {
+        "architectures": ["Eagle3DraftModel"],
+        "draft_vocab_size": config.draft_vocab_size,
+        "dtype": "bfloat16",
+        "eagle_aux_hidden_state_layer_ids": None if ids is None else list(ids),
+        "embed_requires_grad": False,
+        "fc_norm": config.fc_norm,
+        "norm_before_fc": config.norm_before_fc,
+        "norm_before_residual": config.norm_before_residual,
+        "norm_output": config.norm_output,
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [
+                {
+                    "accept_tolerance": 0.0,
+                    "proposal_type": "greedy",
+                    "speculative_tokens": speculative_tokens,
+                    "verifier_accept_k": 1,
+                }
+            ],
+            "verifier": {"architectures": list(verifier_architectures), "name_or_path": verifier_name},
+        },
+        "speculators_model_type": "eagle3",
+        "speculators_version": SPECULATORS_VERSION,
+        "target_hidden_size": None,
+        "tie_word_embeddings": False,
+        "transformer_layer_config": layer,
+        "transformers_version": TRANSFORMERS_VERSION,
+    }
+
+
+def _generation_config(config: DrafterConfig) -> dict[str, Any]:
+    tokens = {"bos_token_id": config.bos_token_id, "eos_token_id": config.eos_token_id}
+    known = {key: value for key, value in tokens.items() if value is not None}
+    return {"_from_model_config": True, **known, "transformers_version": TRANSFORMERS_VERSION}
+
+
+def _check(config: DrafterConfig, tensors: dict[str, Tensor]) -> None:
+    expected = expected_tensors(config)
+    if missing := sorted(expected.keys() - tensors.keys()):
+        raise CheckpointError(f"cannot write a checkpoint without {', '.join(missing)}")
+    if extra := sorted(tensors.keys() - expected.keys()):
+        raise CheckpointError(f"cannot write a checkpoint with {', '.join(extra)}, which its config does not know")
+    for name, (shape, _) in expected.items():
+        if tuple(tensors[name].shape) != shape:
+            raise CheckpointError(f"{name} has shape {list(tensors[name].shape)}, the config says {list(shape)}")
+
+
+def _save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    saved = {}
+    for name, tensor in sorted(tensors.items()):
+        kind = torch.int64 if name == "d2t" else torch.bool if name == "t2d" else torch.bfloat16
+        # Tied or sliced tensors share storage, which the format refuses; a copy does not.
+        saved[name] = tensor.detach().to(device="cpu", dtype=kind, copy=True).contiguous()
+    with _whole(path):
+        save_file(saved, path, metadata={"format": "pt"})
+
+
+def _save_state(path: Path, state: dict[str, Any]) -> None:
+    with _whole(path), path.open("wb") as file:
+        torch.save(state, file)
+
+
+def _write_json(path: Path, data: dict[str, Any]) -> None:
+    text = json.dumps(data, indent=2, sort_keys=True, allow_nan=False) + "\n"
+    with _whole(path):
+        path.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[None]:
+    """What the body writes is on disk afterwards, or an OSError names the file."""
+    try:
+        yield
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise _as_os_error(error, path) from error
+
+
+def _as_os_error(error: Exception, path: Path) -> OSError:
+    """torch and safetensors wrap the system's error into one of their own, from which only the text can be had."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError):
+            return OSError(cause.errno, os.strerror(cause.errno or 0), str(path))
+        cause = cause.__cause__ or cause.__context__
+    number = next((n for n in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) if f"os error {n})" in str(error)), None)
+    if number is None and shutil.disk_usage(path.parent).free < _HASH_BYTES:
+        number = errno.ENOSPC
+    return OSError(number or errno.EIO, f"{error}", str(path))
+
+
+def _manifest(directory: Path, epoch: int, step: int, extra: dict[str, Any]) -> dict[str, Any]:
+    files = {}
+    for file in sorted(directory.iterdir()):
+        files[file.name] = {"bytes": file.stat().st_size, "sha256": file_digest(file)}
+    return {
+        "schema_version": MANIFEST_VERSION,
+        "kind": "eagle3-checkpoint",
+        "epoch": epoch,
+        "step": step,
+        "files": files,
+        "tensors": {"model.safetensors": tensor_digests(directory / "model.safetensors")},
+        "extra": extra,
+    }
+
+
+def file_digest(path: Path) -> str:
+    """sha256 of a file."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_HASH_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def tensor_digests(path: Path) -> dict[str, str]:
+    """sha256 of the bytes of each tensor of a safetensors file.
+
+    Raises:
+        UnreadableFile: the file is damaged.
+    """
+    found = {}
+    header = read_header(path)
+    with path.open("rb") as file:
+        for name, info in sorted(header.tensors.items()):
+            file.seek(info.start)
+            digest, left = hashlib.sha256(), info.end - info.start
+            while left > 0 and (chunk := file.read(min(left, _HASH_BYTES))):
+                digest.update(chunk)
+                left -= len(chunk)
+            found[name] = digest.hexdigest()
+    return found

@@ -1,0 +1,97 @@
+"""Rotary position settings of any config layout, brought into one. Standard library only.
+
+    rope_theta + rope_scaling {"type" | "rope_type", ...}                 transformers 4
+    rope_parameters {"rope_type", "rope_theta", ...}                      transformers 5, flat
+    rope_parameters {"full_attention": {...}, "sliding_attention": {...}} transformers 5, per kind of attention
+                              |
+                              v
+    {"rope_type": "default" | "linear" | ..., "rope_theta": float, scaling fields ...}
+
+Source: transformers 5.19.0 `modeling_rope_utils.py`; its standardize_rope_params lets `rope_parameters` win over
+`rope_theta`.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from eagle3_core.errors import BadInput
+
+ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
+"""The types transformers knows; any other is an error, never a default."""
+
+_ALIASES = {"su": "longrope", "mrope": "default", "deepseek_yarn": "yarn", "none": "default"}
+"""Older names. Multi-modal sections (mrope) are the plain form where all three positions are equal, as in text."""
+
+_NOT_FOR_TEXT = frozenset({"type", "mrope_section", "mrope_interleaved", "partial_rotary_factor"})
+
+_FAMILY_BASES = {"gemma3_text": 1e6, "gemma3": 1e6}
+"""Bases of families whose published configs leave it to the class."""
+
+Warnings = list[tuple[str, str]]
+
+
+def normalise_rope(config: Mapping[str, Any], where: str) -> tuple[dict[str, Any], Warnings]:
+    """One flat rope dict from any layout, and what had to be decided on the way.
+
+    Args:
+        config: the (text) config that holds the rope keys.
+        where: names the file in messages.
+
+    Raises:
+        BadInput: a rope type nobody knows, a base that is not a positive number, or a layout that cannot be read.
+    """
+    warnings: Warnings = []
+    section, origin = _section(config, where)
+    kind = section.get("rope_type", section.get("type", "default"))
+    if not isinstance(kind, str) or (kind := _ALIASES.get(kind, kind)) not in ROPE_TYPES:
+        raise BadInput(f"{where}: unknown rope_type {kind!r} in {origin}; known are {', '.join(ROPE_TYPES)}")
+    for key in sorted(_NOT_FOR_TEXT & section.keys() - {"type"}):
+        if key != "partial_rotary_factor" or section[key] != 1.0:
+            warnings.append(("rope_field_dropped", f"{where}: {origin}.{key} means nothing to a drafter: left out"))
+    theta = _base(config, section, where, origin, warnings)
+    rope: dict[str, Any] = {"rope_type": kind, "rope_theta": theta}
+    dropped = _NOT_FOR_TEXT | {"rope_type", "rope_theta"}
+    rope |= {key: value for key, value in section.items() if key not in dropped and value is not None}
+    original = config.get("original_max_position_embeddings")
+    if kind != "default" and original is not None:
+        rope.setdefault("original_max_position_embeddings", original)
+    return rope, warnings
+
+
+def _section(config: Mapping[str, Any], where: str) -> tuple[dict[str, Any], str]:
+    """The dict that holds type and scaling, and the key it came from."""
+    for key in ("rope_parameters", "rope_scaling"):
+        section = config.get(key)
+        if section is None or section == {}:
+            continue
+        if not isinstance(section, dict):
+            raise BadInput(f"{where}: {key} is {section!r}, not an object")
+        nested = {name: value for name, value in section.items() if isinstance(value, dict)}
+        if not nested:
+            return section, key
+        if "full_attention" in nested:
+            return nested["full_attention"], f"{key}.full_attention"
+        if len({repr(sorted(value.items())) for value in nested.values()}) == 1:
+            name, value = next(iter(nested.items()))
+            return value, f"{key}.{name}"
+        raise BadInput(
+            f"{where}: {key} differs between {', '.join(sorted(nested))} and has no full_attention; "
+            "it is not clear which one the drafter should follow"
+        )
+    return {}, "config"
+
+
+def _base(config: Mapping[str, Any], section: dict[str, Any], where: str, origin: str, warnings: Warnings) -> float:
+    theta, top = section.get("rope_theta"), config.get("rope_theta", config.get("rotary_emb_base"))
+    if theta is not None and top is not None and theta != top:
+        warnings.append(
+            ("rope_base_conflict", f"{where}: {origin}.rope_theta is {theta}, rope_theta is {top}; {theta} is used")
+        )
+    chosen = theta if theta is not None else top
+    if chosen is None:
+        family = config.get("model_type")
+        chosen = _FAMILY_BASES.get(family, 1e4) if isinstance(family, str) else 1e4
+        warnings.append(("rope_base_absent", f"{where}: no rope_theta; {chosen:g} is used, the default of its class"))
+    if isinstance(chosen, bool) or not isinstance(chosen, (int, float)) or not 0 < chosen < float("inf"):
+        raise BadInput(f"{where}: rope_theta is {chosen!r}, not a positive number")
+    return float(chosen)

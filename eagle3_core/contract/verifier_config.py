@@ -1,0 +1,208 @@
+"""A verifier's config.json in one form, whatever family and version wrote it. Standard library only.
+
+Sizes of multi-modal models stand in a nested text config; what the text config leaves out is looked up outside.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from eagle3_core.contract.jsonfiles import read_json_object
+from eagle3_core.contract.rope import normalise_rope
+from eagle3_core.errors import BadInput
+
+_TEXT_KEYS = ("text_config", "llm_config", "language_config", "thinker_config", "language_model_config")
+
+_SYNONYMS = {
+    "hidden_size": ("hidden_size", "n_embd", "d_model"),
+    "num_hidden_layers": ("num_hidden_layers", "n_layer", "num_layers"),
+    "num_attention_heads": ("num_attention_heads", "n_head"),
+    "num_key_value_heads": ("num_key_value_heads", "num_kv_heads"),
+    "max_position_embeddings": ("max_position_embeddings", "max_sequence_length", "seq_length", "n_positions"),
+    "rms_norm_eps": ("rms_norm_eps", "norm_eps", "layer_norm_epsilon", "norm_epsilon", "layernorm_epsilon"),
+}
+
+GAIN_IS_ONE_PLUS_WEIGHT = (
+    "gemma",
+    "gemma2",
+    "gemma3",
+    "gemma3_text",
+    "paligemma",
+    "shieldgemma2",
+    "recurrent_gemma",
+    "vaultgemma",
+    "t5gemma",
+    "t5gemma2",
+    "qwen3_next",
+    "qwen3_5",
+    "qwen3_5_text",
+    "qwen3_5_moe",
+    "qwen3_5_moe_text",
+    "qwen4_exp",
+    "qwen4_exp_text",
+    "minimax_m3_vl",
+    "minimax_m3_vl_text",
+    "step3p7",
+)
+"""Families whose RMSNorm multiplies by 1 + weight. Source: `1.0 + self.weight` in transformers 5.19.0 models/;
+gemma3n and gemma4 are not among them."""
+
+TIED_UNLESS_SAID = ("gemma", "cohere", "paligemma", "shieldgemma", "recurrent_gemma", "vaultgemma", "qwen2_vl_text")
+"""Prefixes of families whose class ties embedding and head by default, so that their configs leave the flag out."""
+
+
+@dataclass(frozen=True)
+class VerifierConfig:
+    """Sizes and settings a drafter needs to know of its verifier. None: not stated anywhere."""
+
+    file: Path
+    text: Mapping[str, Any]
+    architectures: tuple[str, ...]
+    model_type: str
+    vocab_size: int | None
+    hidden_size: int
+    num_hidden_layers: int
+    tied: bool | None
+    norm_gain_offset: float
+    warnings: list[tuple[str, str]] = field(default_factory=list)
+
+    def number(self, key: str) -> int | None:
+        """A positive whole number of the text config, under any of its names; null counts as absent.
+
+        Raises:
+            BadInput: it is there and is something else.
+        """
+        return _number(self.file, self.text, key)
+
+    def need(self, key: str) -> int:
+        """`number`, and an error naming the key where it is absent."""
+        value = self.number(key)
+        if value is None:
+            raise BadInput(f"{self.file}: {key} is missing")
+        return value
+
+    def real(self, key: str) -> float | None:
+        """A finite number of the text config; null counts as absent."""
+        for name in _SYNONYMS.get(key, (key,)):
+            value = self.text.get(name)
+            if value is not None:
+                if isinstance(value, bool) or not isinstance(value, (int, float)) or abs(value) > 1e30:
+                    raise BadInput(f"{self.file}: {name} is {value!r}, not a number")
+                return float(value)
+        return None
+
+    @property
+    def is_mla(self) -> bool:
+        """Multi-head latent attention (DeepSeek, Kimi): no plain q/k/v of one width."""
+        return self.text.get("kv_lora_rank") is not None
+
+    def rope(self) -> dict[str, Any]:
+        """The rope settings in one layout; adds to `warnings`."""
+        rope, warnings = normalise_rope(self.text, str(self.file))
+        self.warnings.extend(warnings)
+        return rope
+
+    def logit_scale(self) -> float:
+        """What the logits are multiplied by after the head.
+
+        Source: Cohere `logit_scale`; Granite divides by `logits_scaling`; Falcon-H1 `lm_head_multiplier`; MiniCPM
+        divides the state by hidden_size / dim_model_base.
+        """
+        scale = self.real("logit_scale")
+        if scale is None and "cohere" in self.model_type:
+            scale = 0.0625
+        if scale is None and (divisor := self.real("logits_scaling")) is not None:
+            if divisor == 0:
+                raise BadInput(f"{self.file}: logits_scaling is 0")
+            scale = 1 / divisor
+        if scale is None:
+            scale = self.real("lm_head_multiplier")
+        if scale is None and self.model_type.startswith("minicpm") and (base := self.number("dim_model_base")):
+            scale = base / self.hidden_size
+        return 1.0 if scale is None else scale
+
+
+def read_verifier_config(path: Path) -> VerifierConfig:
+    """The config of a verifier directory.
+
+    Raises:
+        BadInput: no such directory, no config.json, or sizes that are missing or no numbers.
+    """
+    if not path.is_dir():
+        raise BadInput(f"{path}: no such directory" if not path.exists() else f"{path}: is not a directory")
+    file = path / "config.json"
+    whole = read_json_object(file)
+    inner = _text_config(whole)
+    # What a text config leaves out is said outside it, save for keys that mean the wrapper.
+    outer = {key: value for key, value in whole.items() if key not in {"architectures", "model_type", *_TEXT_KEYS}}
+    text = {**outer, **{key: value for key, value in inner.items() if value is not None}} if inner else whole
+    architectures = whole.get("architectures") or []
+    if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
+        raise BadInput(f"{file}: architectures is {architectures!r}, not a list of names")
+    kinds = [kind for kind in (text.get("model_type"), whole.get("model_type")) if isinstance(kind, str)]
+    hidden, layers = _number(file, text, "hidden_size"), _number(file, text, "num_hidden_layers")
+    for key, value in (("hidden_size", hidden), ("num_hidden_layers", layers)):
+        if value is None:
+            raise BadInput(f"{file}: {key} is missing, at the top level and in {', '.join(_TEXT_KEYS)}")
+    assert hidden is not None
+    assert layers is not None
+    warnings: list[tuple[str, str]] = []
+    return VerifierConfig(
+        file=file,
+        text=text,
+        architectures=tuple(architectures),
+        model_type=kinds[0] if kinds else "",
+        vocab_size=_number(file, text, "vocab_size"),
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        tied=_tied(file, whole, inner, kinds, warnings),
+        norm_gain_offset=1.0 if any(kind in GAIN_IS_ONE_PLUS_WEIGHT for kind in kinds) else 0.0,
+        warnings=warnings,
+    )
+
+
+def _text_config(whole: Mapping[str, Any]) -> dict[str, Any]:
+    """The innermost text config, empty where the sizes stand at the top."""
+    for key in _TEXT_KEYS:
+        inner = whole.get(key)
+        if isinstance(inner, dict) and inner:
+            return _text_config(inner) or inner
+    return {}
+
+
+def _number(file: Path, config: Mapping[str, Any], key: str) -> int | None:
+    for name in _SYNONYMS.get(key, (key,)):
+        value = config.get(name)
+        if value is None:
+            continue
+        if type(value) is not int or not 0 < value < 2**40:
+            raise BadInput(f"{file}: {name} is {value!r}, not a positive whole number")
+        return value
+    return None
+
+
+def _tied(
+    file: Path,
+    whole: Mapping[str, Any],
+    inner: Mapping[str, Any],
+    kinds: list[str],
+    warnings: list[tuple[str, str]],
+) -> bool | None:
+    """tie_word_embeddings; None: neither stated nor known of the family."""
+    stated = {}
+    for title, config in (("", whole), ("the text config's ", inner)):
+        value = config.get("tie_word_embeddings")
+        if value is None:
+            continue
+        if not isinstance(value, bool):
+            raise BadInput(f"{file}: {title}tie_word_embeddings is {value!r}, not true or false")
+        stated[title] = value
+    if len(set(stated.values())) == 2:
+        warnings.append(
+            ("tied_flag_conflict", f"{file}: tie_word_embeddings differs between the top level and the text config")
+        )
+        return None
+    if stated:
+        return next(iter(stated.values()))
+    return True if any(kind.startswith(TIED_UNLESS_SAID) for kind in kinds) else None

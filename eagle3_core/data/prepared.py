@@ -1,0 +1,81 @@
+"""The output of prepare: every row's tokens and mask in one file, and a manifest that says what they are.
+
+    <dir>/rows.safetensors       input_ids int32 [n], loss_mask bool [n], offsets int64 [rows + 1]
+    <dir>/vocab_map.safetensors  d2t, t2d, token_counts
+    <dir>/prepared.json          prompts, sizes, fingerprints; written last
+"""
+
+from pathlib import Path
+from typing import Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
+from safetensors.torch import load_file, save
+
+from eagle3_core.contract.headers import read_header
+from eagle3_core.contract.jobdir import write_whole
+from eagle3_core.data.conversations import TokenRow
+from eagle3_core.errors import BadData
+
+ROWS, MANIFEST = "rows.safetensors", "prepared.json"
+
+
+class PreparedManifest(BaseModel):
+    """prepared.json. `lines` are the line numbers of the rows, `dropped` counts the lines left out, by reason."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: Literal["eyas-prepared"] = "eyas-prepared"
+    schema_version: Literal[1] = 1
+    verifier: str
+    tokenizer_fingerprint: str
+    conversations: str
+    max_seq_len: int
+    draft_vocab_size: int
+    tokens: int
+    supervised_tokens: int
+    vocab_coverage: float
+    dropped: dict[str, int]
+    lines: list[int]
+    prompts: list[str]
+
+
+def save_rows(directory: Path, rows: list[TokenRow]) -> None:
+    """Write rows.safetensors."""
+    lengths = torch.tensor([0, *(len(row.token_ids_T) for row in rows)], dtype=torch.int64)
+    tensors = {
+        "input_ids": torch.cat([row.token_ids_T for row in rows]).to(torch.int32),
+        "loss_mask": torch.cat([row.loss_mask_T for row in rows]),
+        "offsets": lengths.cumsum(0),
+    }
+    write_whole(directory / ROWS, save(tensors, metadata={"format": "pt"}))
+
+
+def save_manifest(directory: Path, manifest: PreparedManifest) -> None:
+    """Write prepared.json; call it last."""
+    write_whole(directory / MANIFEST, manifest.model_dump_json(indent=1).encode())
+
+
+def load_prepared(directory: Path) -> tuple[PreparedManifest, list[TokenRow]]:
+    """Manifest and rows of a finished prepare job.
+
+    Raises:
+        BadData: a file is missing or damaged, or rows and manifest disagree.
+    """
+    path = directory / MANIFEST
+    try:
+        manifest = PreparedManifest.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        raise BadData(f"{path} is missing: {directory} is not the output of a finished prepare job") from None
+    except ValidationError as error:
+        raise BadData(f"{path} is not a manifest of prepare: {error}") from error
+    read_header(directory / ROWS)
+    tensors = load_file(directory / ROWS)
+    offsets = tensors["offsets"].tolist()
+    if len(offsets) != len(manifest.prompts) + 1 or offsets[-1] != len(tensors["input_ids"]):
+        raise BadData(f"{directory / ROWS}: {len(offsets) - 1} rows, {MANIFEST} says {len(manifest.prompts)}")
+    ids, mask = tensors["input_ids"].to(torch.int64), tensors["loss_mask"]
+    return manifest, [
+        TokenRow(ids[start:end], mask[start:end], prompt)
+        for start, end, prompt in zip(offsets, offsets[1:], manifest.prompts, strict=False)
+    ]

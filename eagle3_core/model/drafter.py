@@ -1,0 +1,253 @@
+"""The EAGLE-3 drafter: a llama-style decoder over the verifier's aux hidden states.
+
+    aux states [T, A*H] -> (input_norm | fc_norm) -> fc -> h [T, H]
+    layer 0:  x = cat(input_layernorm(embedding), hidden_norm(h))  -> attention -> + residual -> MLP
+    layer i:  x = input_layernorm(h)                               -> attention -> + residual -> MLP
+    head:     lm_head(norm(h)) over the draft vocabulary; h (norm(h) if norm_output) feeds the next TTT step
+
+Attention of training-time test: at step s a row attends to the step-0 keys of all rows up to its own, and to its own
+one key of each step 1 .. s. Serving does the same: step-0 keys are rows the verifier has confirmed, the others are
+the draft chain of this round.
+
+T rows of a document, R rows of this call, A aux states, H hidden, D draft vocabulary, n heads of width hd.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from eagle3_core.errors import BadInput
+from eagle3_core.model.config import DrafterConfig
+from eagle3_core.model.rope import inverse_frequencies, rotate, rotation
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight, the mean square taken in float32."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Same shape and dtype as x."""
+        return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), self.eps).to(x.dtype)
+
+
+@dataclass
+class LayerKeys:
+    """Keys and values one layer has seen: confirmed rows of step 0, and the chain of later steps."""
+
+    k_TnD: Tensor | None = None
+    v_TnD: Tensor | None = None
+    chain_k: list[Tensor] = field(default_factory=list)
+    chain_v: list[Tensor] = field(default_factory=list)
+
+    def append_rows(self, k_RnD: Tensor, v_RnD: Tensor) -> None:
+        """Take step-0 rows behind the ones already there."""
+        self.k_TnD = k_RnD if self.k_TnD is None else torch.cat((self.k_TnD, k_RnD))
+        self.v_TnD = v_RnD if self.v_TnD is None else torch.cat((self.v_TnD, v_RnD))
+
+
+class DrafterKeys:
+    """The keys of all layers, for one document."""
+
+    def __init__(self, num_layers: int) -> None:
+        self.layers = [LayerKeys() for _ in range(num_layers)]
+
+    @property
+    def rows(self) -> int:
+        """Confirmed rows held."""
+        first = self.layers[0].k_TnD
+        return 0 if first is None else first.shape[0]
+
+    def drop_chain(self) -> None:
+        """Forget the draft chain; the confirmed rows stay."""
+        for layer in self.layers:
+            layer.chain_k.clear()
+            layer.chain_v.clear()
+
+
+class Attention(nn.Module):
+    """Grouped-query attention of one layer over confirmed rows and the row's own chain."""
+
+    def __init__(self, config: DrafterConfig, width: int) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.head_dim = (
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            config.head_dim,
+        )
+        bias = config.attention_bias
+        self.q_proj = nn.Linear(width, self.heads * self.head_dim, bias=bias)
+        self.k_proj = nn.Linear(width, self.kv_heads * self.head_dim, bias=bias)
+        self.v_proj = nn.Linear(width, self.kv_heads * self.head_dim, bias=bias)
+        self.o_proj = nn.Linear(self.heads * self.head_dim, config.hidden_size, bias=bias)
+
+    def forward(
+        self, x_RW: Tensor, rows_R: Tensor, step: int, cos_sin: tuple[Tensor, Tensor], keys: LayerKeys
+    ) -> Tensor:
+        """[R, H]; puts this call's keys into `keys`: as confirmed rows at step 0, as chain later.
+
+        Args:
+            x_RW: [R, W] layer input.
+            rows_R: int64 [R], the confirmed row each query belongs to; it sees rows up to this one.
+            step: TTT step, 0 for confirmed rows.
+            cos_sin: rotation of the queries' and keys' positions.
+            keys: what this layer saw before.
+        """
+        count = x_RW.shape[0]
+        q = rotate(self.q_proj(x_RW).view(count, self.heads, self.head_dim), cos_sin)
+        k = rotate(self.k_proj(x_RW).view(count, self.kv_heads, self.head_dim), cos_sin)
+        v = self.v_proj(x_RW).view(count, self.kv_heads, self.head_dim)
+        if step == 0:
+            keys.append_rows(k, v)
+        else:
+            keys.chain_k.append(k)
+            keys.chain_v.append(v)
+        return self.o_proj(self._attend(q, rows_R, keys).reshape(count, -1))
+
+    def _attend(self, q_RnD: Tensor, rows_R: Tensor, keys: LayerKeys) -> Tensor:
+        assert keys.k_TnD is not None and keys.v_TnD is not None, "step 0 comes first"
+        groups = self.heads // self.kv_heads
+        # [kv, g, R, hd]: the queries that share a key head lie side by side.
+        q = q_RnD.view(-1, self.kv_heads, groups, self.head_dim).permute(1, 2, 0, 3) * self.head_dim**-0.5
+        scores = q @ keys.k_TnD.permute(1, 2, 0)[:, None]
+        hidden_from = torch.arange(keys.k_TnD.shape[0], device=q.device)[None, :] > rows_R[:, None]
+        scores = scores.masked_fill(hidden_from, float("-inf"))
+        own = [torch.einsum("kgrd,rkd->kgr", q, k)[..., None] for k in keys.chain_k]
+        weights = torch.cat((scores, *own), dim=-1).float().softmax(-1).to(q.dtype)
+        total = keys.k_TnD.shape[0]
+        out = weights[..., :total] @ keys.v_TnD.transpose(0, 1)[:, None]
+        for index, v in enumerate(keys.chain_v):
+            out = out + weights[..., total + index, None] * v.transpose(0, 1)[:, None]
+        return out.permute(2, 0, 1, 3)
+
+
+class MLP(nn.Module):
+    """down(act(gate(x)) * up(x))."""
+
+    def __init__(self, config: DrafterConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x_RH: Tensor) -> Tensor:
+        """[R, H] in and out."""
+        return self.down_proj(F.silu(self.gate_proj(x_RH)) * self.up_proj(x_RH))
+
+
+class Layer(nn.Module):
+    """One decoder layer; the first one also takes the token embedding."""
+
+    def __init__(self, config: DrafterConfig, index: int) -> None:
+        super().__init__()
+        hidden, eps = config.hidden_size, config.rms_norm_eps
+        self.first = index == 0
+        self.norm_before_residual = config.norm_before_residual
+        if self.first:
+            self.hidden_norm = RMSNorm(hidden, eps)
+        self.input_layernorm = RMSNorm(hidden, eps)
+        self.self_attn = Attention(config, 2 * hidden if self.first else hidden)
+        self.post_attention_layernorm = RMSNorm(hidden, eps)
+        self.mlp = MLP(config)
+
+    def forward(
+        self,
+        embedding_RH: Tensor,
+        h_RH: Tensor,
+        rows_R: Tensor,
+        step: int,
+        cos_sin: tuple[Tensor, Tensor],
+        keys: LayerKeys,
+    ) -> Tensor:
+        """[R, H], the stream behind this layer."""
+        residual = h_RH
+        if self.first:
+            normed = self.hidden_norm(h_RH)
+            if self.norm_before_residual:
+                residual = normed
+            x = torch.cat((self.input_layernorm(embedding_RH), normed), dim=-1)
+        else:
+            x = self.input_layernorm(h_RH)
+        h_RH = residual + self.self_attn(x, rows_R, step, cos_sin, keys)
+        return h_RH + self.mlp(self.post_attention_layernorm(h_RH))
+
+
+class Eagle3Drafter(nn.Module):
+    """The drafter; its parameter and buffer names are those of a speculators checkpoint.
+
+    The embedding is the verifier's and stays as it is. `d2t` (int64 [D], offsets) and `t2d` (bool [V]) are buffers.
+    """
+
+    inv_freq: Tensor
+    d2t: Tensor
+    t2d: Tensor
+
+    def __init__(self, config: DrafterConfig) -> None:
+        """Build with random weights.
+
+        Raises:
+            BadInput: an activation or rope type that is not computed here.
+        """
+        super().__init__()
+        if config.hidden_act not in ("silu", "swish"):
+            raise BadInput(f"hidden_act {config.hidden_act!r}: a drafter computes silu")
+        self.config = config
+        hidden, aux = config.hidden_size, config.num_aux_states * config.hidden_size
+        self.embed_tokens = nn.Embedding(config.vocab_size, hidden)
+        self.embed_tokens.weight.requires_grad_(False)
+        if config.norm_before_fc:
+            self.input_norm = RMSNorm(aux, config.rms_norm_eps)
+        if config.fc_norm:
+            self.fc_norm = nn.ModuleList(RMSNorm(hidden, config.rms_norm_eps) for _ in range(config.num_aux_states))
+        self.fc = nn.Linear(aux, hidden, bias=False)
+        self.layers = nn.ModuleList(Layer(config, index) for index in range(config.num_hidden_layers))
+        self.norm = RMSNorm(hidden, config.rms_norm_eps)
+        self.lm_head = nn.Linear(hidden, config.draft_vocab_size, bias=False)
+        if config.draft_vocab_size != config.vocab_size:
+            self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
+            self.register_buffer("t2d", torch.zeros(config.vocab_size, dtype=torch.bool))
+        self.register_buffer("inv_freq", inverse_frequencies(config.rope, config.head_dim), persistent=False)
+
+    def fuse(self, aux_RAH: Tensor) -> Tensor:
+        """Aux states [R, A, H] -> the drafter's first hidden state [R, H]."""
+        if self.config.fc_norm:
+            aux_RAH = torch.stack([norm(aux_RAH[:, slot]) for slot, norm in enumerate(self.fc_norm)], dim=1)
+        flat = aux_RAH.flatten(1)
+        return self.fc(self.input_norm(flat) if self.config.norm_before_fc else flat)
+
+    def step(self, ids_R: Tensor, h_RH: Tensor, rows_R: Tensor, step: int, keys: DrafterKeys) -> Tensor:
+        """One TTT step, or one drafted token.
+
+        Args:
+            ids_R: int64 [R], token that joins each row: t + 1 + step for row t.
+            h_RH: [R, H], `fuse` of the aux states at step 0, the hidden state of the step before later on.
+            rows_R: int64 [R], row number t of each.
+            step: 0, 1, ...
+            keys: keys so far; this call adds its own.
+
+        Returns:
+            [R, H] stream behind the last layer; give it to `logits` and to `carry`.
+        """
+        embedding = self.embed_tokens(ids_R).to(h_RH.dtype)
+        cos_sin = rotation(self.inv_freq, rows_R + step, h_RH.dtype)
+        for layer, layer_keys in zip(self.layers, keys.layers, strict=True):
+            h_RH = layer(embedding, h_RH, rows_R, step, cos_sin, layer_keys)
+        return h_RH
+
+    def carry(self, h_RH: Tensor) -> Tensor:
+        """The hidden state [R, H] the next step starts from."""
+        return self.norm(h_RH) if self.config.norm_output else h_RH
+
+    def logits(self, h_RH: Tensor) -> Tensor:
+        """[R, D], over draft ids."""
+        return self.lm_head(self.norm(h_RH))
+
+    def draft_to_target(self) -> Tensor:
+        """int64 [D], the verifier token of each draft id."""
+        ids = torch.arange(self.config.draft_vocab_size, device=self.fc.weight.device)
+        return ids if self.config.draft_vocab_size == self.config.vocab_size else ids + self.d2t

@@ -1,0 +1,93 @@
+"""The draft vocabulary: which verifier tokens a drafter can propose.
+
+d2t int64 [D] holds offsets: target = draft + d2t[draft]. t2d bool [V] is true where the token has a draft id.
+Draft ids ascend with target ids. V verifier vocabulary, D draft vocabulary.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from eagle3_core.contract.headers import read_header
+from eagle3_core.contract.jobdir import write_whole
+from eagle3_core.errors import BadInput
+
+FILE_NAME = "vocab_map.safetensors"
+
+
+@dataclass(frozen=True)
+class VocabMap:
+    """d2t and t2d, agreeing with each other, and the counts they came from."""
+
+    d2t_D: Tensor
+    t2d_V: Tensor
+    counts_V: Tensor
+
+    @property
+    def target_ids_D(self) -> Tensor:
+        """int64 [D], ascending verifier tokens."""
+        return self.d2t_D + torch.arange(len(self.d2t_D))
+
+    @property
+    def coverage(self) -> float:
+        """Share of the counted tokens that have a draft id; 1.0 when nothing was counted."""
+        total = int(self.counts_V.sum())
+        return int(self.counts_V[self.t2d_V].sum()) / total if total else 1.0
+
+
+def build_vocab_map(counts_V: Tensor, draft_vocab_size: int, always: Iterable[int]) -> VocabMap:
+    """The most frequent tokens, ties by id, with the special ones always among them.
+
+    Args:
+        counts_V: int64 [V]; occurrences per token, supervised positions only.
+        draft_vocab_size: D, tokens; 1..V.
+        always: tokens that are kept whatever their count: end of text, end of turn, think tags.
+
+    Raises:
+        BadInput: D is larger than V, or smaller than the number of tokens that are always kept.
+    """
+    vocab_size = len(counts_V)
+    special = torch.tensor(sorted({token for token in always if 0 <= token < vocab_size}), dtype=torch.int64)
+    if not len(special) <= draft_vocab_size <= vocab_size:
+        raise BadInput(
+            f"draft_vocab_size {draft_vocab_size} is not between the {len(special)} special tokens that are always "
+            f"kept and the verifier's vocabulary of {vocab_size}"
+        )
+    rank = counts_V.clone()
+    rank[special] = torch.iinfo(torch.int64).max
+    chosen = torch.sort(rank, descending=True, stable=True).indices[:draft_vocab_size].sort().values
+    t2d = torch.zeros(vocab_size, dtype=torch.bool)
+    t2d[chosen] = True
+    return VocabMap(chosen - torch.arange(draft_vocab_size), t2d, counts_V)
+
+
+def save_vocab_map(directory: Path, vocab_map: VocabMap) -> Path:
+    """Write vocab_map.safetensors: d2t, t2d, token_counts."""
+    path = directory / FILE_NAME
+    tensors = {"d2t": vocab_map.d2t_D, "t2d": vocab_map.t2d_V, "token_counts": vocab_map.counts_V}
+    write_whole(path, save(tensors, metadata={"format": "pt"}))
+    return path
+
+
+def load_vocab_map(directory: Path) -> VocabMap:
+    """Read and check vocab_map.safetensors.
+
+    Raises:
+        BadInput: the file is missing or damaged, or d2t and t2d contradict each other.
+    """
+    path = directory / FILE_NAME
+    if not path.exists():
+        raise BadInput(f"{path} is missing: vocab_map_dir is the output directory of a prepare job")
+    read_header(path)
+    tensors = load_file(path)
+    for name, dtype in (("d2t", torch.int64), ("t2d", torch.bool), ("token_counts", torch.int64)):
+        if name not in tensors or tensors[name].dtype != dtype or tensors[name].dim() != 1:
+            raise BadInput(f"{path}: tensor {name} should be a one-dimensional {dtype}; run prepare again")
+    vocab_map = VocabMap(tensors["d2t"], tensors["t2d"], tensors["token_counts"])
+    if not torch.equal(vocab_map.target_ids_D, vocab_map.t2d_V.nonzero()[:, 0]):
+        raise BadInput(f"{path}: d2t and t2d name different tokens; run prepare again")
+    return vocab_map

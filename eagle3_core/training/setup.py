@@ -1,0 +1,305 @@
+"""What a training run starts from: the drafter's shape and weights, and the verifier's word on every row.
+
+A knob of the drafter's shape comes from the checkpoint named by `finetune_from`, else from the request, else from the
+verifier. Where request or store contradict that checkpoint, the error names both; with `allow_source_mismatch` the
+request or the store wins, and what was overridden is recorded in every checkpoint.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from eagle3_core.checkpoint.format import DrafterSource, read_drafter_config, read_drafter_tensors
+from eagle3_core.contract.params import TrainParams
+from eagle3_core.contract.verifier_files import VerifierFiles
+from eagle3_core.data.store import StoreMeta
+from eagle3_core.errors import BadInput
+from eagle3_core.model.config import DrafterConfig
+from eagle3_core.model.drafter import Eagle3Drafter
+from eagle3_core.model.vocab_map import VocabMap, load_vocab_map
+from eagle3_core.training.ttt import TargetHead
+from eagle3_core.verifier.tensors import VerifierWeights
+
+SHAPE_FIELDS = ("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+FLAG_FIELDS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+INITIALIZER_RANGE = 0.02
+
+Report = Callable[..., None]
+"""report(title, text, **data), as `StageContext.report`."""
+
+
+@dataclass
+class Shape:
+    """The drafter's config, and each contradiction that was overridden."""
+
+    config: DrafterConfig
+    overrides: list[str] = field(default_factory=list)
+
+
+def resolve_shape(
+    params: TrainParams,
+    files: VerifierFiles,
+    meta: StoreMeta,
+    source: DrafterSource | None,
+    draft_vocab_size: int,
+) -> Shape:
+    """The config of the drafter to train.
+
+    Raises:
+        BadInput: the request, the store, the verifier or the source checkpoint contradict each other; names both.
+    """
+    if meta.hidden_size != files.hidden_size:
+        raise BadInput(
+            f"data_dir holds states of hidden size {meta.hidden_size} ({meta.verifier}), the verifier "
+            f"{params.verifier} has {files.hidden_size}"
+        )
+    if params.aux_layer_ids is not None and params.aux_layer_ids != meta.layer_ids:
+        raise BadInput(
+            f"aux_layer_ids {list(params.aux_layer_ids)} were asked for, data_dir {params.data_dir} holds the states "
+            f"entering layers {list(meta.layer_ids)}; extract again, or leave aux_layer_ids out"
+        )
+    chosen: dict[str, Any] = {
+        name: dict(params)[name] if dict(params)[name] is not None else _verifier_size(files, name)
+        for name in SHAPE_FIELDS
+    }
+    chosen |= {name: bool(dict(params)[name]) for name in FLAG_FIELDS}
+    chosen |= {
+        "rope": files.rope,
+        "rms_norm_eps": files.rms_norm_eps,
+        "max_position_embeddings": files.max_position_embeddings,
+        "num_hidden_layers": 1,
+    }
+    overrides: list[str] = []
+    if source is not None:
+        chosen |= _from_source(params, meta, source, overrides)
+    config = DrafterConfig(
+        hidden_size=files.hidden_size,
+        vocab_size=files.vocab_size,
+        draft_vocab_size=draft_vocab_size,
+        aux_layer_ids=meta.layer_ids,
+        num_aux_states=len(meta.layer_ids),
+        bos_token_id=files.bos_token_id,
+        eos_token_id=list(files.eos_token_ids),
+        **chosen,
+    )
+    if config.num_attention_heads % config.num_key_value_heads:
+        raise BadInput(
+            f"num_attention_heads {config.num_attention_heads} is not a multiple of num_key_value_heads "
+            f"{config.num_key_value_heads}"
+        )
+    return Shape(config, overrides)
+
+
+def _verifier_size(files: VerifierFiles, name: str) -> int:
+    
+    sizes = {
+        "intermediate_size": files.intermediate_size,
+        "num_attention_heads": files.num_attention_heads,
+        "num_key_value_heads": files.num_key_value_heads,
+        "head_dim": files.head_dim,
+    }
+    return sizes[name]
+
+
+def _from_source(
+    params: TrainParams, meta: StoreMeta, source: DrafterSource, overrides: list[str]
+) -> dict[str, Any]:
+    """What the source checkpoint decides; contradictions are errors, or become overrides."""
+    asked, config = dict(params), source.config
+    where = f"finetune_from {params.finetune_from}"
+    if config.hidden_size != meta.hidden_size:
+        raise BadInput(f"{where} has hidden size {config.hidden_size}, the verifier's states have {meta.hidden_size}")
+    if config.num_aux_states != len(meta.layer_ids):
+        raise BadInput(
+            f"{where} fuses {config.num_aux_states} aux states, data_dir holds {len(meta.layer_ids)} a token "
+            f"({list(meta.layer_ids)})"
+        )
+    for name in SHAPE_FIELDS:
+        if asked[name] is not None and asked[name] != dict(config)[name]:
+            raise BadInput(f"{name} {asked[name]} was asked for, {where} has {dict(config)[name]}; leave {name} out")
+    taken = {name: dict(config)[name] for name in (*SHAPE_FIELDS, *FLAG_FIELDS)}
+    mismatches = [
+        (f"{name} {asked[name]} was asked for, {where} was made with {taken[name]}", name)
+        for name in FLAG_FIELDS
+        if asked[name] is not None and asked[name] != taken[name]
+    ]
+    if config.aux_layer_ids is not None and config.aux_layer_ids != meta.layer_ids:
+        mismatches.append(
+            (
+                f"data_dir {params.data_dir} holds the states entering layers {list(meta.layer_ids)}, {where} was "
+                f"made for those entering {list(config.aux_layer_ids)}",
+                "",
+            )
+        )
+    if mismatches and not params.allow_source_mismatch:
+        raise BadInput(
+            "; ".join(text for text, _ in mismatches)
+            + ". A drafter fed other states, or computed in another way, than it learned has to learn anew: extract "
+            "or ask for what it was made with, or set allow_source_mismatch"
+        )
+    for text, name in mismatches:
+        overrides.append(text)
+        if name:
+            taken[name] = asked[name]
+    return taken | {
+        "rope": config.rope,
+        "rms_norm_eps": config.rms_norm_eps,
+        "max_position_embeddings": config.max_position_embeddings,
+        "num_hidden_layers": config.num_hidden_layers,
+        "attention_bias": config.attention_bias,
+        "hidden_act": config.hidden_act,
+    }
+
+
+def choose_vocab_map(params: TrainParams, files: VerifierFiles, source_tensors: dict[str, Tensor] | None) -> VocabMap:
+    """The draft vocabulary: the one of vocab_map_dir, else the source checkpoint's.
+
+    Raises:
+        BadInput: sizes contradict the verifier or the request, or the source brings no map.
+    """
+    if params.vocab_map_dir is not None:
+        vocab_map = load_vocab_map(Path(params.vocab_map_dir))
+    elif source_tensors is not None and {"d2t", "t2d"} <= set(source_tensors):
+        t2d = source_tensors["t2d"]
+        vocab_map = VocabMap(source_tensors["d2t"], t2d, torch.zeros(len(t2d), dtype=torch.int64))
+    else:
+        raise BadInput(f"{params.finetune_from} holds no d2t and t2d; give vocab_map_dir")
+    if len(vocab_map.t2d_V) != files.vocab_size:
+        raise BadInput(
+            f"the vocabulary map is for {len(vocab_map.t2d_V)} verifier tokens, {params.verifier} has "
+            f"{files.vocab_size}; prepare again with this verifier"
+        )
+    size = len(vocab_map.d2t_D)
+    if params.draft_vocab_size is not None and params.draft_vocab_size != size:
+        raise BadInput(f"draft_vocab_size {params.draft_vocab_size} was asked for, the vocabulary map has {size}")
+    return vocab_map
+
+
+def read_source(params: TrainParams) -> tuple[DrafterSource, dict[str, Tensor]] | None:
+    """Config and tensors of `finetune_from`, or None.
+
+    Raises:
+        CheckpointError: it cannot be read, or contradicts itself.
+    """
+    if params.finetune_from is None:
+        return None
+    path = Path(params.finetune_from)
+    return read_drafter_config(path), read_drafter_tensors(path)
+
+
+def build_drafter(
+    shape: Shape,
+    vocab_map: VocabMap,
+    weights: VerifierWeights,
+    source: tuple[DrafterSource, dict[str, Tensor]] | None,
+    seed: int,
+    report: Report,
+) -> Eagle3Drafter:
+    """The drafter to train, in float32; the embedding stays the verifier's, in its dtype.
+
+    Args:
+        shape: its config.
+        vocab_map: its vocabulary.
+        weights: verifier embedding, and the head rows of the draft vocabulary.
+        source: checkpoint to start from.
+        seed: decides the weights of a fresh drafter.
+        report: told what was loaded.
+
+    Raises:
+        BadInput: a tensor of the source has another shape than its config says.
+    """
+    torch.manual_seed(seed)
+    drafter = Eagle3Drafter(shape.config)
+    for module in drafter.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=INITIALIZER_RANGE)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+    drafter.embed_tokens.weight = nn.Parameter(weights.embedding, requires_grad=False)
+    with torch.no_grad():
+        drafter.lm_head.weight.copy_(weights.head)
+    if shape.config.draft_vocab_size != shape.config.vocab_size:
+        drafter.d2t.copy_(vocab_map.d2t_D)
+        drafter.t2d.copy_(vocab_map.t2d_V)
+    if source is not None:
+        _load_source(drafter, vocab_map, source[1], report)
+    return drafter
+
+
+def _load_source(drafter: Eagle3Drafter, vocab_map: VocabMap, tensors: dict[str, Tensor], report: Report) -> None:
+    """Take over every trained tensor; head rows by the verifier token they stand for."""
+    parameters = dict(drafter.named_parameters())
+    skipped = [name for name in ("embed_tokens.weight", "t2d", "d2t") if name in tensors]
+    loaded = [name for name in tensors if name in parameters and name not in skipped]
+    absent = sorted(set(parameters) - set(tensors) - {"embed_tokens.weight"})
+    unknown = sorted(set(tensors) - set(loaded) - set(skipped))
+    if absent or unknown:
+        raise BadInput(f"finetune_from: tensors missing: {absent or 'none'}; unknown: {unknown or 'none'}")
+    for name in loaded:
+        if name == "lm_head.weight":
+            continue
+        if tensors[name].shape != parameters[name].shape:
+            raise BadInput(
+                f"finetune_from: {name} has shape {list(tensors[name].shape)}, its config says "
+                f"{list(parameters[name].shape)}"
+            )
+        with torch.no_grad():
+            parameters[name].copy_(tensors[name])
+    matched = _match_head_rows(drafter, vocab_map, tensors)
+    report(
+        "finetune_from",
+        f"loaded {len(loaded)} tensors, skipped {len(skipped)} ({', '.join(skipped)}); head rows: {matched} of "
+        f"{len(vocab_map.d2t_D)} matched by verifier token, the others start from the verifier's head",
+        loaded=loaded,
+        skipped=skipped,
+        head_rows_matched=matched,
+    )
+
+
+def _match_head_rows(drafter: Eagle3Drafter, vocab_map: VocabMap, tensors: dict[str, Tensor]) -> int:
+    """Copy the source's head rows of tokens both vocabularies hold; returns how many."""
+    head = tensors["lm_head.weight"]
+    source_ids = torch.arange(len(head)) + tensors.get("d2t", torch.zeros(len(head), dtype=torch.int64))
+    if tuple(head.shape[1:]) != (drafter.config.hidden_size,) or len(source_ids) != len(head):
+        raise BadInput(f"finetune_from: lm_head.weight {list(head.shape)} and d2t [{len(source_ids)}] do not fit")
+    vocab_size = drafter.config.vocab_size
+    if source_ids.min() < 0 or source_ids.max() >= vocab_size or source_ids.unique().numel() != len(source_ids):
+        raise BadInput(f"finetune_from: d2t does not name {len(source_ids)} distinct tokens of 0..{vocab_size - 1}")
+    if "t2d" in tensors and not torch.equal(tensors["t2d"].nonzero()[:, 0], source_ids.sort().values):
+        raise BadInput("finetune_from: d2t and t2d name different tokens, so its head rows have no known meaning")
+    row_of_token = torch.full((vocab_size,), -1, dtype=torch.int64)
+    row_of_token[source_ids] = torch.arange(len(head))
+    rows = row_of_token[vocab_map.target_ids_D]
+    with torch.no_grad():
+        drafter.lm_head.weight[rows >= 0] = head[rows[rows >= 0]].float()
+    return int((rows >= 0).sum())
+
+
+def make_target_head(weights: VerifierWeights, last_state: str, device: torch.device) -> TargetHead:
+    """The verifier's logits over the draft vocabulary, from its stored last states.
+
+    Args:
+        weights: head rows of the draft vocabulary, final norm, soft-cap and scale.
+        last_state: `pre_norm` states go through the final norm, `post_norm` ones straight to the head.
+        device: where it runs.
+
+    Returns:
+        A function of states [R, H] to float32 logits [R, D].
+    """
+    head_DH = weights.head.to(device, torch.float32)
+    gain_H = weights.norm_gain.to(device)
+
+    def logits(states_RH: Tensor) -> Tensor:
+        states = states_RH.float()
+        if last_state == "pre_norm":
+            states = nn.functional.rms_norm(states, gain_H.shape, gain_H, weights.rms_norm_eps)
+        with torch.autocast(device.type, enabled=False):
+            out = states @ head_DH.T * weights.logit_scale
+        cap = weights.final_logit_softcapping
+        return out if cap is None else torch.tanh(out / cap) * cap
+
+    return logits

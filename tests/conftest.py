@@ -1,0 +1,169 @@
+"""Helpers every test may use: waiting with a limit, and a real daemon."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import pytest
+
+from client.http import EyasClient
+from eagle3_core.contract import proctree
+
+LIMIT_S = 30.0
+T = TypeVar("T")
+
+
+class WaitFor(Protocol):
+    """Poll until something is true."""
+
+    def __call__(self, look: Callable[[], T], limit_s: float = LIMIT_S, what: str = "the condition") -> T: ...
+
+
+def _wait_for(look: Callable[[], T], limit_s: float = LIMIT_S, what: str = "the condition") -> T:
+    """The first true value of `look`; fails when none comes in time."""
+    end = time.monotonic() + limit_s
+    pause = threading.Event()
+    while True:
+        value = look()
+        if value:
+            return value
+        if time.monotonic() > end:
+            pytest.fail(f"{what} did not come true within {limit_s} s; last value {value!r}")
+        pause.wait(0.02)
+
+
+@pytest.fixture(scope="session")
+def wait_for() -> WaitFor:
+    return _wait_for
+
+
+class Daemon:
+    """A real `eyas serve` on a free port. `root` is where jobs may read and write."""
+
+    def __init__(self, state: Path, root: Path, environment: dict[str, str]) -> None:
+        self.state = state
+        self.root = root
+        self._environment = environment
+        self._process: subprocess.Popen[bytes] | None = None
+        self._client: EyasClient | None = None
+        self.output = b""
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def client(self) -> EyasClient:
+        assert self._client is not None
+        return self._client
+
+    @property
+    def login_link(self) -> str:
+        found = re.search(rb"http://\S+/login\?code=\S+", self.output)
+        assert found is not None
+        return found.group().decode()
+
+    def command(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-P", "-m", "client.cli", *arguments]
+
+    def start(self) -> "Daemon":
+        log = self.root / "daemon.log"
+        begin = log.stat().st_size if log.exists() else 0
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                self.command("serve", "--state", str(self.state), "--port", "0"),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                cwd=self.root,
+                env={**os.environ, **self._environment},
+            )
+
+        def announced() -> bool:
+            assert self._process is not None
+            self.output = log.read_bytes()[begin:]
+            assert self._process.poll() is None, self.output.decode()
+            return b"  roots  " in self.output
+
+        _wait_for(announced, what="the daemon's address")
+        self._client = EyasClient.of_state(self.state)
+        _wait_for(lambda: self.client.health()["status"] == "ok", what="health")
+        return self
+
+    def kill(self) -> None:
+        """SIGKILL: no goodbye."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> int:
+        """SIGTERM; its exit status."""
+        return self._end(signal.SIGTERM)
+
+    def _end(self, number: signal.Signals) -> int:
+        assert self._process is not None
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+        self._process.send_signal(number)
+        return self._process.wait(LIMIT_S)
+
+    def close(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self.stop()
+        jobs = self.state / "jobs"
+        for job in jobs.iterdir() if jobs.exists() else ():
+            proctree.signal_tree(job.name, None, signal.SIGKILL)
+
+    def attempt(self, job_id: str, number: int = 1) -> Path:
+        return self.state / "jobs" / job_id / "attempts" / str(number)
+
+    def wait_state(self, job_id: str, *states: str, limit_s: float = LIMIT_S) -> dict[str, Any]:
+        """The job once it is in one of the states."""
+
+        def reached() -> dict[str, Any] | None:
+            job = dict(self.client.job(job_id))
+            return job if job["state"] in states else None
+
+        job = _wait_for(reached, limit_s, f"{job_id} in {states}")
+        assert job is not None
+        return job
+
+    def wait_ended(self, job_id: str, limit_s: float = LIMIT_S) -> dict[str, Any]:
+        return self.wait_state(job_id, "succeeded", "failed", "cancelled", limit_s=limit_s)
+
+    def file_events(self, job_id: str) -> list[dict[str, Any]]:
+        """The events as the stage wrote them."""
+        found = []
+        for attempt in sorted((self.state / "jobs" / job_id / "attempts").iterdir(), key=lambda path: int(path.name)):
+            if (attempt / "events.jsonl").exists():
+                found += [json.loads(line) for line in (attempt / "events.jsonl").read_bytes().splitlines()]
+        return found
+
+
+@pytest.fixture(scope="session")
+def daemon_class() -> type[Daemon]:
+    return Daemon
+
+
+@pytest.fixture
+def new_daemon(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
+    """Starts daemons; `new_daemon(EYAS_MAX_RUNNING="2")` sets variables."""
+    made: list[Daemon] = []
+
+    def make(**environment: str) -> Daemon:
+        root = tmp_path / "root"
+        root.mkdir(exist_ok=True)
+        made.append(Daemon(tmp_path / "state", root, environment))
+        return made[-1].start()
+
+    yield make
+    for daemon in made:
+        daemon.close()

@@ -1,0 +1,66 @@
+"""A daemon whose `validate` stage follows a plan, so that every end can be had in a fraction of a second."""
+
+import itertools
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+DOUBLE = Path(__file__).parent / "double"
+
+
+class Planner:
+    """Makes requests for jobs that do exactly this or that."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._numbers: Iterator[int] = itertools.count(1)
+
+    def __call__(self, *plan: list[Any], name: str = "planned", depends_on: list[str] | None = None) -> dict[str, Any]:
+        directory = self._root / f"plan-{next(self._numbers)}"
+        directory.mkdir()
+        (directory / "plan.json").write_text(json.dumps(plan))
+        return {
+            "name": name,
+            "stage": "validate",
+            "params": {"checkpoint": str(directory)},
+            "depends_on": depends_on or [],
+        }
+
+
+@pytest.fixture
+def planned(tmp_path: Path) -> Planner:
+    (tmp_path / "root").mkdir(exist_ok=True)
+    return Planner(tmp_path / "root")
+
+
+def worker_python(directory: Path) -> dict[str, str]:
+    """The setting that puts the planned stage in place."""
+    python = directory / "worker-python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={DOUBLE} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    return {"EYAS_WORKER_PYTHON": str(python)}
+
+
+@pytest.fixture
+def planned_daemon(tmp_path: Path, new_daemon: Callable[..., Any]) -> Callable[..., Any]:
+    """Starts a daemon of the test's own."""
+
+    def make(**environment: str) -> Any:
+        return new_daemon(**worker_python(tmp_path), **environment)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory, daemon_class: Any) -> Iterator[tuple[Any, Planner]]:
+    """One daemon for the tests that leave it as they found it, and its planner."""
+    place = tmp_path_factory.mktemp("shared")
+    root = place / "root"
+    root.mkdir()
+    daemon = daemon_class(place / "state", root, worker_python(place)).start()
+    yield daemon, Planner(root)
+    daemon.close()

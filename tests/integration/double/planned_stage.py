@@ -1,0 +1,120 @@
+"""A stage that does what `plan.json` in its checkpoint directory says, one [word, argument] after the other."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from eagle3_core.errors import BadData
+from worker.context import StageContext, StageResult
+
+SLEEPER = [sys.executable, "-c", "import signal; signal.pause()"]
+ERRORS = {
+    "memory": MemoryError("out of host memory"),
+    "disk": OSError(errno.ENOSPC, "No space left on device"),
+    "import": ImportError("No module named 'flash_attn'"),
+    "data": BadData("row 7 of shard 3 is damaged"),
+    "bug": KeyError("layers"),
+}
+
+
+def run(context: StageContext) -> StageResult:
+    directory = Path(dict(context.params)["checkpoint"])
+    for word, argument in json.loads((directory / "plan.json").read_text()):
+        WORDS[word](context, argument)
+    return StageResult({"plan": "done"}, {"place": str(context.output_dir)})
+
+
+def _print(_: StageContext, text: str) -> None:
+    sys.stdout.write(text + "\n")
+
+
+def _event(context: StageContext, fields: dict[str, Any]) -> None:
+    fields = dict(fields)
+    context.events.write(fields.pop("type"), **fields)
+
+
+def _nan(context: StageContext, _: None) -> None:
+    context.events.write("progress", step=1, steps=2, epoch=0, epochs=1, loss=float("nan"), accuracy=[float("inf")])
+
+
+def _raw(context: StageContext, text: str) -> None:
+    """A line no EventWriter would write."""
+    with _events_file(context).open("ab") as file:
+        file.write(text.encode() + b"\n")
+
+
+def _events_file(context: StageContext) -> Path:
+    return Path(sys.argv[1]) / "events.jsonl"
+
+
+def _stream(context: StageContext, name: str) -> None:
+    """Events and log lines, a hundred a second, until a file appears."""
+    step = 0
+    while not Path(name).exists():
+        step += 1
+        context.events.write("progress", step=step, steps=100_000, epoch=0, epochs=1, loss=1.0 / step)
+        sys.stdout.write(f"line {step}\n")
+        context.check_stop()
+        context.stop_requested.wait(0.01)
+
+
+def _until_stopped(context: StageContext, _: None) -> None:
+    context.stop_requested.wait()
+    context.check_stop()
+
+
+def _deaf(_: StageContext, __: None) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def _forever(_: StageContext, __: None) -> None:
+    while True:
+        signal.pause()
+
+
+def _until_file(context: StageContext, name: str) -> None:
+    while not Path(name).exists():
+        context.check_stop()
+        context.stop_requested.wait(0.01)
+
+
+def _child(context: StageContext, options: dict[str, bool]) -> None:
+    """Leave a process of another session behind; without the mark when told so."""
+    environment = {} if options.get("unmarked") else dict(os.environ)
+    child = subprocess.Popen(SLEEPER, start_new_session=True, env=environment)
+    (context.output_dir / "child").write_text(str(child.pid))
+
+
+def _raise(_: StageContext, which: str) -> None:
+    raise ERRORS[which]
+
+
+def _kill(_: StageContext, number: int) -> None:
+    os.kill(os.getpid(), number)
+    signal.pause()
+
+
+def _exit(_: StageContext, code: int) -> None:
+    os._exit(code)
+
+
+WORDS: dict[str, Any] = {
+    "print": _print,
+    "event": _event,
+    "nan": _nan,
+    "raw": _raw,
+    "stream": _stream,
+    "until_stopped": _until_stopped,
+    "deaf": _deaf,
+    "forever": _forever,
+    "until_file": _until_file,
+    "child": _child,
+    "raise": _raise,
+    "kill": _kill,
+    "exit": _exit,
+}

@@ -1,0 +1,138 @@
+"""Who gets in, what is refused and how it is said. One daemon, plain HTTP."""
+
+import httpx
+import pytest
+
+
+@pytest.fixture(scope="module")
+def http(shared):
+    daemon, _ = shared
+    with httpx.Client(base_url=daemon.client.url, trust_env=False) as client:
+        yield client
+
+
+@pytest.fixture
+def token(shared):
+    daemon, _ = shared
+    return {"Authorization": "Bearer " + (daemon.state / "token").read_text().strip()}
+
+
+def test_token_file_and_state_directory_are_private(shared):
+    daemon, _ = shared
+    assert (daemon.state / "token").stat().st_mode & 0o777 == 0o600
+    assert daemon.state.stat().st_mode & 0o777 == 0o700
+    assert (daemon.state / "token").read_text().strip().encode() not in daemon.output
+
+
+@pytest.mark.parametrize("path", ["/jobs", "/jobs/x", "/", "/openapi.json", "/page.js", "/nothing"])
+def test_every_route_needs_a_token(http, path):
+    answer = http.get(path)
+    assert answer.status_code == 401
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.headers["www-authenticate"].startswith("Bearer")
+    assert http.get(path, headers={"Authorization": "Bearer wrong"}).status_code == 401
+
+
+def test_health_needs_none(http):
+    answer = http.get("/healthz")
+    assert (answer.status_code, answer.json()["status"]) == (200, "ok")
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8765", "127.0.0.1.evil.example", ""])
+def test_foreign_host_names_are_refused(http, token, host):
+    assert http.get("/jobs", headers={**token, "Host": host}).status_code == 403
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "[::1]:8765"])
+def test_loopback_names_are_accepted(http, token, host):
+    assert http.get("/jobs", headers={**token, "Host": host}).status_code == 200
+
+
+def test_login_link_works_once_and_the_cookie_is_enough(http, token, shared):
+    daemon, planned = shared
+    link = http.post("/login-links", headers=token).json()["url"]
+    with httpx.Client(base_url=daemon.client.url, trust_env=False) as browser:
+        page = browser.get("/", headers={"Accept": "text/html"})
+        assert page.status_code == 401
+        assert "eyas login" in page.text
+        answer = browser.get(link)
+        assert (answer.status_code, answer.headers["location"]) == (303, "/")
+        cookie = answer.headers["set-cookie"]
+        assert "HttpOnly" in cookie
+        assert "SameSite=strict" in cookie
+        assert "Max-Age=43200" in cookie
+        page = browser.get("/")
+        assert page.status_code == 200
+        assert "default-src 'none'" in page.headers["content-security-policy"]
+        for path in ("/page.js", "/page.css", "/jobs"):
+            assert browser.get(path).status_code == 200
+        secret = token["Authorization"].split()[1]
+        assert secret not in page.text
+        assert secret not in browser.get("/page.js").text
+        request = planned()
+        assert browser.post("/jobs", json=request).status_code == 403
+        assert browser.post("/jobs", json=request, headers={"Origin": "http://evil.example"}).status_code == 403
+        assert browser.post("/jobs", json=request, headers={"Origin": daemon.client.url}).status_code == 201
+    assert http.get(link).status_code == 401
+
+
+def test_the_link_printed_at_start_signs_in(shared):
+    daemon, _ = shared
+    assert httpx.get(daemon.login_link, trust_env=False).status_code == 303
+
+
+def test_writes_from_other_sites_and_other_types_are_refused(http, token):
+    assert http.post("/jobs", content=b"{}", headers=token).status_code == 415
+    form = {**token, "Content-Type": "text/plain"}
+    assert http.post("/jobs", content=b"{}", headers=form).status_code == 415
+    cross = {**token, "Sec-Fetch-Site": "cross-site"}
+    assert http.post("/jobs", json={}, headers=cross).status_code == 403
+    huge = http.post("/jobs", content=b" " * (1 << 20) + b"{}", headers={**token, "Content-Type": "application/json"})
+    assert huge.status_code == 413
+
+
+def test_bodies_that_are_not_json(http, token):
+    headers = {**token, "Content-Type": "application/json"}
+    answer = http.post("/jobs", content=b'{"stage": ', headers=headers)
+    assert (answer.status_code, answer.json()["type"]) == (400, "urn:eyas:problem:not-json")
+    for body in (b"[]", b"null", b"3", b'"x"', b"{}", b'{"jobs": []}', b'{"jobs": 3}', b"[" * 100_000, b"\xff"):
+        answer = http.post("/jobs", content=body, headers=headers)
+        assert answer.status_code in (400, 422), (body[:20], answer.text)
+        assert answer.headers["content-type"] == "application/problem+json"
+
+
+IDS = ["..%2f..%2fetc", "%2e%2e", "a%00b", "a%2fb", "%ff", "x" * 65, "-rf", ".hidden", "a%0ab"]
+
+
+@pytest.mark.parametrize("job_id", IDS)
+@pytest.mark.parametrize("rest", ["", "/log", "/events", "/checkpoints"])
+def test_ids_that_would_leave_the_jobs_directory(http, token, job_id, rest):
+    answer = http.get(f"/jobs/{job_id}{rest}", headers=token)
+    assert answer.status_code == 404
+    assert answer.headers["content-type"] == "application/problem+json"
+    if not rest:
+        assert http.post(f"/jobs/{job_id}/cancel", headers=token).status_code == 404
+
+
+@pytest.mark.parametrize(
+    "query", ["log?offset=-1", "log?offset=x", "log?limit=99999999999", "log?offset=1e30", "events?after=-1",
+              "events?limit=0", f"log?offset={1 << 70}", "log?attempt=0"]
+)  # fmt: skip
+def test_queries_that_make_no_sense(http, token, shared, query):
+    daemon, planned = shared
+    job = daemon.client.submit(planned())[0]["id"]
+    answer = http.get(f"/jobs/{job}/{query}", headers=token)
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["pointer"].startswith("?")
+
+
+def test_other_refusals_are_problems_too(http, token):
+    for answer in (http.get("/nothing", headers=token), http.put("/jobs", headers=token)):
+        assert answer.status_code in (404, 405)
+        assert answer.headers["content-type"] == "application/problem+json"
+
+
+def test_openapi_names_its_operations(http, token):
+    document = http.get("/openapi.json", headers=token).json()
+    operations = {method["operationId"] for path in document["paths"].values() for method in path.values()}
+    assert {"submitJobs", "listJobs", "getJob", "getLog", "getEvents", "cancelJob", "listCheckpoints"} <= operations

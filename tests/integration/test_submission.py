@@ -1,0 +1,156 @@
+"""Requests that are refused, with the field and what to do; nothing of a refused chain is stored."""
+
+import json
+
+import httpx
+import pytest
+
+from client.http import ApiError
+
+
+def refused(daemon, request):
+    before = [job["id"] for job in daemon.client.jobs()]
+    with pytest.raises(ApiError) as error:
+        daemon.client.submit(request)
+    assert [job["id"] for job in daemon.client.jobs()] == before
+    problem = error.value.problem
+    assert problem["status"] == error.value.status
+    return error.value
+
+
+def field(error):
+    return error.fields[0]["pointer"], error.fields[0]["message"], error.fields[0]["suggestion"]
+
+
+def test_unknown_fields_come_with_a_suggestion(shared):
+    daemon, _ = shared
+    error = refused(daemon, {"stage": "train", "params": {"verifier": "/v", "data_dir": "/d", "max_seq_length": 9}})
+    assert error.status == 422
+    pointers = {one["pointer"]: one for one in error.fields}
+    assert pointers["/params/max_seq_length"]["suggestion"] == "max_seq_len"
+    assert "did you mean max_seq_len?" in pointers["/params/max_seq_length"]["message"]
+    error = refused(daemon, {"stage": "validate", "param": {}, "params": {}})
+    assert field(error) == ("/param", "param is not a field; did you mean params?", "params")
+    error = refused(daemon, {"stage": "trian", "params": {}})
+    assert field(error)[0] == "/stage"
+    assert field(error)[2] == "train"
+    error = refused(daemon, {"jobs": [{"stage": "validate", "params": {"checkpoint": 3}}]})
+    assert field(error)[0] == "/jobs/0/params/checkpoint"
+
+
+@pytest.mark.parametrize(
+    ("value", "pointer"),
+    [({"epochs": 0}, "epochs"), ({"lr": float("nan")}, "lr"), ({"noise": float("inf")}, "noise"),
+     ({"seed": "x"}, "seed"), ({"verifier": "/a\0b"}, "verifier"), ({"device": "tpu"}, "device")],
+)  # fmt: skip
+def test_values_out_of_bounds(shared, value, pointer):
+    daemon, _ = shared
+    params = {"verifier": "/v", "data_dir": "/d", "vocab_map_dir": "/m", **value}
+    token = (daemon.state / "token").read_text().strip()
+    answer = httpx.post(
+        daemon.client.url + "/jobs",
+        content=json.dumps({"stage": "train", "params": params}),
+        headers={"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
+        trust_env=False,
+    )
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["pointer"] == f"/params/{pointer}"
+
+
+def test_paths_outside_the_roots(shared, tmp_path):
+    daemon, planned = shared
+    request = planned()
+    request["params"]["checkpoint"] = "/etc"
+    error = refused(daemon, request)
+    assert (error.status, field(error)[0]) == (403, "/params/checkpoint")
+    request["params"]["checkpoint"] = str(daemon.root / ".." / ".." / "elsewhere")
+    assert refused(daemon, request).status == 403
+    link = daemon.root / "link"
+    link.symlink_to("/etc")
+    request["params"]["checkpoint"] = str(link / "ssl")
+    assert refused(daemon, request).status == 403
+    request["params"]["checkpoint"] = str(daemon.state / "token")
+    assert refused(daemon, request).status == 403
+    link.unlink()
+
+
+def test_paths_that_cannot_be_used(shared):
+    daemon, planned = shared
+    request = planned()
+    request["params"]["checkpoint"] = str(daemon.root / "absent")
+    error = refused(daemon, request)
+    assert (error.status, field(error)[0]) == (422, "/params/checkpoint")
+    assert "does not exist" in field(error)[1]
+    request["params"]["checkpoint"] = "relative/path"
+    assert "absolute" in field(refused(daemon, request))[1]
+    request = planned()
+    full = daemon.root / "full"
+    full.mkdir()
+    (full / "x").write_text("x")
+    for bad in (full, daemon.root.parent, daemon.state / "jobs" / "x", daemon.root / "daemon.log"):
+        request["params"]["output_dir"] = str(bad)
+        error = refused(daemon, request)
+        assert field(error)[0] == "/params/output_dir"
+
+
+def test_an_output_directory_belongs_to_one_job(shared, tmp_path):
+    daemon, planned = shared
+    one, two = planned(name="one"), planned(name="two")
+    one["params"]["output_dir"] = str(daemon.root / "claimed")
+    two["params"]["output_dir"] = str(daemon.root / "x" / ".." / "claimed")
+    error = refused(daemon, {"jobs": [one, two]})
+    assert field(error)[0] == "/jobs/1/params/output_dir"
+    one = planned(["until_file", str(tmp_path / "go")], name="one")
+    one["params"]["output_dir"] = str(daemon.root / "claimed")
+    [first] = daemon.client.submit(one)
+    assert first["id"] in field(refused(daemon, two))[1]
+    (tmp_path / "go").touch()
+    daemon.wait_ended(first["id"])
+
+
+def test_inputs_may_come_from_what_a_job_waits_for(shared):
+    daemon, planned = shared
+    maker, user = planned(name="maker"), planned(name="user")
+    maker["params"]["output_dir"] = str(daemon.root / "made")
+    user["params"]["checkpoint"] = str(daemon.root / "made" / "0")
+    error = refused(daemon, {"jobs": [maker, user]})
+    assert field(error)[0] == "/jobs/1/params/checkpoint"
+    user["depends_on"] = ["between"]
+    between = planned(name="between", depends_on=["maker"])
+    stored = daemon.client.submit({"jobs": [user, between, maker]})
+    assert len(stored) == 3
+    assert daemon.wait_ended(stored[0]["id"])["reason"] in ("bad_input", "internal_error")
+
+
+def test_dependencies_that_cannot_be(shared):
+    daemon, planned = shared
+    a, b, c = (
+        planned(name="a", depends_on=["b"]),
+        planned(name="b", depends_on=["c"]),
+        planned(name="c", depends_on=["a"]),
+    )
+    error = refused(daemon, {"jobs": [a, b, c]})
+    assert "circle" in field(error)[1]
+    assert field(refused(daemon, planned(name="me", depends_on=["me"])))[0] == "/depends_on"
+    error = refused(daemon, {"jobs": [planned(name="prepare"), planned(name="b", depends_on=["prepar"])]})
+    assert field(error) == ("/jobs/1/depends_on/0", "there is no job 'prepar'", "prepare")
+    error = refused(daemon, {"jobs": [planned(name="same"), planned(name="same")]})
+    assert field(error)[0] == "/jobs/1/name"
+    [one] = daemon.client.submit(planned(name="twice"))
+    [stored] = daemon.client.submit(planned(name="waits", depends_on=["twice"]))
+    assert daemon.wait_ended(stored["id"])["depends_on"] == [one["id"]]
+    daemon.client.submit(planned(name="twice"))
+    assert "2 jobs are called" in field(refused(daemon, planned(depends_on=["twice"])))[1]
+    [stored] = daemon.client.submit(planned(name="by id", depends_on=[one["id"]]))
+    assert daemon.wait_ended(stored["id"])["state"] == "succeeded"
+
+
+def test_verifiers_and_files_that_hold_nothing(shared):
+    daemon, _ = shared
+    verifier = daemon.root / "verifier"
+    verifier.mkdir()
+    empty = daemon.root / "empty.jsonl"
+    empty.write_text("\n \n")
+    params = {"verifier": str(verifier), "conversations": str(empty)}
+    error = refused(daemon, {"stage": "prepare", "params": params})
+    assert {one["pointer"] for one in error.fields} == {"/params/verifier", "/params/conversations"}

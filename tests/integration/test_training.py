@@ -1,0 +1,51 @@
+"""The real train stage under the real daemon."""
+
+import json
+from pathlib import Path
+
+from tests.tiny import make_training_inputs
+
+
+def test_the_daemon_is_killed_while_an_epoch_runs_and_nothing_is_lost_or_doubled(new_daemon, tmp_path, wait_for):
+    (tmp_path / "root").mkdir()
+    params = make_training_inputs(tmp_path / "root", rows=48, length=32) | {"epochs": 2}
+    daemon = new_daemon(OMP_NUM_THREADS="1")
+    [stored] = daemon.client.submit({"name": "drafter", "stage": "train", "params": params})
+
+    def in_an_epoch(number):
+        job = daemon.client.job(stored["id"])
+        assert job["state"] in ("queued", "starting", "running"), job
+        return job["phase"] == "training" and job["step"] is not None and job["epoch"] == number
+
+    wait_for(lambda: in_an_epoch(0), limit_s=60)
+    daemon.kill()
+    at_kill = daemon.file_events(stored["id"])[-1]["seq"]
+    daemon.start()
+    job = daemon.wait_ended(stored["id"], limit_s=120)
+    assert (job["state"], job["attempt"]) == ("succeeded", 1), job
+    assert [(done["epoch"], done["val"] is not None) for done in job["epochs_done"]] == [(0, True), (1, True)]
+    events = list(daemon.client.events(stored["id"]))
+    assert events == daemon.file_events(stored["id"])
+    assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
+    assert len(events) > at_kill
+    log = daemon.client.log(stored["id"], limit=8 << 20)
+    assert log.data == (daemon.attempt(stored["id"]) / "output.log").read_bytes()
+    assert log.next_offset == log.size == len(log.data)
+    checkpoints = daemon.client.checkpoints(stored["id"])
+    assert [Path(one["path"]).name for one in checkpoints] == ["0", "1"]
+    assert {one["verdict"] for one in checkpoints} == {"valid"}, checkpoints
+    assert job["last_checkpoint"] == {"path": checkpoints[-1]["path"], "verdict": "valid"}
+    assert job["setup"]
+    assert json.loads((daemon.state / "jobs" / stored["id"] / "record.json").read_text())["state"] == "succeeded"
+
+
+def test_a_training_that_is_cancelled_ends_soon(new_daemon, tmp_path, wait_for):
+    (tmp_path / "root").mkdir()
+    params = make_training_inputs(tmp_path / "root", rows=40) | {"epochs": 10_000}
+    daemon = new_daemon(OMP_NUM_THREADS="1")
+    [stored] = daemon.client.submit({"stage": "train", "params": params})
+    wait_for(lambda: daemon.client.job(stored["id"])["step"], limit_s=60)
+    daemon.client.cancel(stored["id"])
+    job = daemon.wait_ended(stored["id"])
+    assert (job["state"], job["reason"]) == ("cancelled", "cancelled_by_user")
+    assert json.loads((daemon.attempt(stored["id"]) / "exit.json").read_text())["code"] == 75

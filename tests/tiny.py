@@ -1,0 +1,162 @@
+"""Makers of tiny real inputs: a verifier, conversations, a hidden-state store, a vocabulary map. No network, no fixture files."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from eagle3_core.contract.verifier_files import config_fingerprint, read_verifier_files, tokenizer_fingerprint
+from eagle3_core.data.store import HiddenStateStore, StoreMeta, StoreWriter
+from eagle3_core.model.vocab_map import build_vocab_map, save_vocab_map
+
+HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 32, 64, 8, 4, 2, 8
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+VOCAB = 256 + len(SPECIAL)
+AUX_LAYER_IDS = (2, 4, 5)
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def verifier_config(**changes: Any) -> dict[str, Any]:
+    """config.json of the tiny verifier."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": VOCAB,
+        "hidden_size": HIDDEN,
+        "intermediate_size": INTERMEDIATE,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HEAD_DIM,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 512,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "bos_token_id": 256,
+        "eos_token_id": 258,
+        "tie_word_embeddings": False,
+        "dtype": "float32",
+    } | changes
+
+
+def verifier_tensors(seed: int = 0) -> dict[str, torch.Tensor]:
+    """Every tensor of the tiny verifier, by its transformers name."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def weight(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator) * 0.2
+
+    tensors = {"model.embed_tokens.weight": weight(VOCAB, HIDDEN), "lm_head.weight": weight(VOCAB, HIDDEN)}
+    tensors["model.norm.weight"] = torch.ones(HIDDEN) + weight(HIDDEN)
+    shapes = {
+        "self_attn.q_proj": (HEADS * HEAD_DIM, HIDDEN),
+        "self_attn.k_proj": (KV_HEADS * HEAD_DIM, HIDDEN),
+        "self_attn.v_proj": (KV_HEADS * HEAD_DIM, HIDDEN),
+        "self_attn.o_proj": (HIDDEN, HEADS * HEAD_DIM),
+        "mlp.gate_proj": (INTERMEDIATE, HIDDEN),
+        "mlp.up_proj": (INTERMEDIATE, HIDDEN),
+        "mlp.down_proj": (HIDDEN, INTERMEDIATE),
+    }
+    for layer in range(LAYERS):
+        for name, shape in shapes.items():
+            tensors[f"model.layers.{layer}.{name}.weight"] = weight(*shape)
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            tensors[f"model.layers.{layer}.{name}.weight"] = torch.ones(HIDDEN)
+    return tensors
+
+
+def make_tokenizer(directory: Path) -> None:
+    """A byte-level tokenizer: id = byte, then the special tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(list(SPECIAL))
+    tokenizer.save(str(directory / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": SPECIAL[0], "eos_token": SPECIAL[2]}
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    (directory / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+
+
+def make_verifier(directory: Path, seed: int = 0, **config: Any) -> Path:
+    """A complete verifier directory that transformers can load."""
+    directory.mkdir(parents=True)
+    make_tokenizer(directory)
+    (directory / "config.json").write_text(json.dumps(verifier_config(**config)))
+    save_file(verifier_tensors(seed), directory / "model.safetensors", metadata={"format": "pt"})
+    return directory
+
+
+def make_conversations(path: Path, count: int = 8) -> Path:
+    """JSONL conversations with distinct prompts."""
+    lines = [
+        {
+            "messages": [
+                {"role": "user", "content": f"Say the number {number}."},
+                {"role": "assistant", "content": f"The number is {number}, and {number} it is."},
+            ]
+        }
+        for number in range(count)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def make_store(directory: Path, verifier: Path, rows: int = 8, length: int = 24, **meta: Any) -> Path:
+    """A store of random states; the second half of each row is supervised."""
+    directory.mkdir(parents=True)
+    files = read_verifier_files(verifier)
+    values: dict[str, Any] = {
+        "verifier": str(verifier),
+        "config_fingerprint": config_fingerprint(verifier),
+        "tokenizer_fingerprint": tokenizer_fingerprint(verifier),
+        "hidden_size": files.hidden_size,
+        "num_hidden_layers": files.num_hidden_layers,
+        "vocab_size": files.vocab_size,
+        "layer_ids": AUX_LAYER_IDS,
+        "last_layer_id": files.num_hidden_layers,
+        "dtype": "bfloat16",
+    }
+    full = StoreMeta(**(values | meta))
+    writer = StoreWriter(directory, full, shard_bytes=20_000)
+    generator = torch.Generator().manual_seed(1)
+    for row in range(rows):
+        ids = torch.randint(0, 256, (length,), generator=generator)
+        mask = torch.arange(length) >= length // 2
+        states = torch.randn(length, len(full.layer_ids) + 1, full.hidden_size, generator=generator)
+        writer.add(row, f"prompt-{row}", ids, mask, states)
+    writer.finish()
+    return directory
+
+
+def make_vocab_map(directory: Path, store: Path, size: int = 64) -> Path:
+    """The draft vocabulary of a store's supervised tokens, end of turn kept."""
+    directory.mkdir(parents=True)
+    opened = HiddenStateStore(store)
+    ids = torch.cat([tokens[mask] for tokens, mask in opened.masks()])
+    counts = torch.bincount(ids, minlength=opened.meta.vocab_size)
+    save_vocab_map(directory, build_vocab_map(counts, size, [258]))
+    return directory
+
+
+def make_training_inputs(directory: Path, rows: int = 8, length: int = 24) -> dict[str, Any]:
+    """Verifier, store and vocabulary map; returns the train parameters that name them."""
+    verifier = make_verifier(directory / "verifier")
+    store = make_store(directory / "store", verifier, rows, length)
+    vocab_map = make_vocab_map(directory / "prepared", store)
+    return {
+        "verifier": str(verifier),
+        "data_dir": str(store),
+        "vocab_map_dir": str(vocab_map),
+        "output_dir": str(directory / "checkpoints"),
+        "epochs": 2,
+        "lr": 1e-3,
+        "max_seq_len": 64,
+        "val_ratio": 0.25,
+    }

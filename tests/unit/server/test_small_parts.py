@@ -1,0 +1,113 @@
+"""Ids, settings, host names, login codes, paths: small parts with sharp edges."""
+
+from datetime import timedelta
+
+import pytest
+
+from server.api.access import host_name
+from server.app import is_loopback
+from server.db.engine import Database
+from server.db.migrate import upgrade
+from server.domain.ids import is_job_id, new_job_id
+from server.errors import StartupError
+from server.services import auth
+from server.services.auth import Gate, read_or_make_token
+from server.services.observer import last_words
+from server.services.runtime import Runtime
+from server.settings import Settings, unknown_variables, worker_environment
+from server.system import clock, locks
+
+
+def test_job_ids():
+    assert len({new_job_id() for _ in range(1000)}) == 1000
+    assert all(is_job_id(new_job_id()) for _ in range(1000))
+    for bad in ("", ".", "..", "a/b", "a\\b", "-a", "a b", "a\n", "é", "x" * 65):
+        assert not is_job_id(bad)
+
+
+@pytest.mark.parametrize(
+    ("host", "name"),
+    [("localhost:8765", "localhost"), ("[::1]:80", "::1"), ("LOCALHOST", "localhost"), ("", ""), ("a.b:c:d", "a.b")],
+)
+def test_host_names(host, name):
+    assert host_name(host) == name
+
+
+def test_loopback():
+    assert [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "10.0.0.1", "gpu1")] == [
+        True,
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
+
+
+def test_settings_come_from_the_environment(monkeypatch, tmp_path):
+    monkeypatch.setenv("EYAS_STATE", str(tmp_path / "s"))
+    monkeypatch.setenv("EYAS_ROOTS", f'["{tmp_path}"]')
+    monkeypatch.setenv("EYAS_MAX_RUNING", "2")
+    settings = Settings()
+    assert settings.all_roots == (tmp_path / "s", tmp_path)
+    assert unknown_variables() == ["EYAS_MAX_RUNING is not a setting; did you mean EYAS_MAX_RUNNING?"]
+    environment = worker_environment("j1", 7)
+    assert {name: value for name, value in environment.items() if name.startswith("EYAS_")} == {
+        "EYAS_JOB_ID": "j1",
+        "EYAS_LOCK_FD": "7",
+    }
+
+
+def test_the_token_is_made_once_and_private(tmp_path):
+    path = tmp_path / "token"
+    token = read_or_make_token(path)
+    assert len(token) >= 32
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.chmod(0o644)
+    assert read_or_make_token(path) == token
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.write_text("")
+    with pytest.raises(StartupError):
+        read_or_make_token(path)
+
+
+def test_codes_and_sessions_end(tmp_path, monkeypatch):
+    database = Database(tmp_path / "eyas.db")
+    upgrade(database.engine)
+    runtime = Runtime(Settings(state=tmp_path), database)
+    gate = Gate(runtime, "token")
+    code, late = gate.new_code(), gate.new_code()
+    cookie = gate.redeem(code)
+    assert cookie is not None
+    assert gate.redeem(code) is None
+    assert gate.is_session(cookie)
+    assert Gate(runtime, "token").is_session(cookie)
+    assert cookie.encode() not in (tmp_path / "eyas.db").read_bytes() + (tmp_path / "eyas.db-wal").read_bytes()
+    now = clock.utc_now()
+    monkeypatch.setattr(auth.clock, "utc_now", lambda: now + timedelta(minutes=11))
+    assert gate.redeem(late) is None
+    assert gate.is_session(cookie)
+    monkeypatch.setattr(auth.clock, "utc_now", lambda: now + timedelta(hours=13))
+    assert not gate.is_session(cookie)
+    assert not Gate(runtime, "token").is_session(cookie)
+    database.close()
+
+
+def test_locks(tmp_path):
+    path = tmp_path / "lock"
+    assert not locks.is_held(path)
+    held = locks.take(path)
+    assert held is not None
+    assert locks.is_held(path)
+    assert locks.take(path) is None
+    locks.release(held)
+    assert not locks.is_held(path)
+
+
+def test_last_words(tmp_path):
+    log = tmp_path / "output.log"
+    assert last_words(log) is None
+    log.write_bytes(b"first\n\x1b[31mred \xff end\x1b[0m\r\n \n\x00\n")
+    assert last_words(log) == "red \ufffd end"
+    log.write_bytes(b"x" * 100_000)
+    assert last_words(log) == "x" * 300

@@ -1,0 +1,165 @@
+"""The one place that touches transformers: tokenizers with a chat template, and verifiers.
+
+Nothing is fetched and no code of a verifier's directory is run.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+from eagle3_core.data.conversations import Message
+from eagle3_core.errors import BadInput
+
+transformers.utils.logging.disable_progress_bar()
+
+
+class HuggingFaceTokenizer:
+    """A `ChatTokenizer` over a tokenizer directory."""
+
+    def __init__(self, directory: Path) -> None:
+        """Load.
+
+        Raises:
+            BadInput: the directory holds no fast tokenizer, or one without a chat template.
+        """
+        try:
+            self.inner = transformers.AutoTokenizer.from_pretrained(directory, local_files_only=True)
+        except (OSError, ValueError, KeyError) as error:
+            raise BadInput(f"{directory}: no tokenizer could be loaded ({error})") from error
+        if not self.inner.is_fast:
+            raise BadInput(f"{directory}: the tokenizer gives no character offsets; a tokenizer.json is needed")
+        if self.inner.chat_template is None:
+            raise BadInput(f"{directory}: the tokenizer has no chat template (chat_template.jinja)")
+
+    def render(self, messages: list[Message], add_generation_prompt: bool) -> str:
+        """The text of a conversation."""
+        text: str = self.inner.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=add_generation_prompt
+        )
+        return text
+
+    def encode(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Token ids and character offsets; no special tokens are added."""
+        encoded = self.inner(text, add_special_tokens=False, return_offsets_mapping=True)
+        return encoded["input_ids"], encoded["offset_mapping"]
+
+    def decode(self, ids: list[int]) -> str:
+        """The text of token ids, control tokens included."""
+        text: str = self.inner.decode(ids)
+        return text
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Ids of all control tokens: the declared ones and every added token marked special."""
+        added = {i for i, token in self.inner.added_tokens_decoder.items() if token.special}
+        return frozenset(added | set(self.inner.all_special_ids))
+
+    @property
+    def kept_ids(self) -> frozenset[int]:
+        """Ids a drafter must be able to propose whatever the data says: end of text and turn, think tags."""
+        markers = {"<think>", "</think>", "<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<|return|>"}
+        vocabulary = self.inner.get_vocab()
+        return frozenset({vocabulary[marker] for marker in markers if marker in vocabulary} | self.stop_ids)
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """The token that ends a text, if there is one."""
+        eos = self.inner.eos_token_id
+        return frozenset() if eos is None else frozenset({eos})
+
+
+def load_model(directory: Path, device: torch.device, dtype: torch.dtype) -> nn.Module:
+    """A verifier in evaluation mode, on its device.
+
+    Raises:
+        BadInput: transformers cannot build it without running code of its own.
+    """
+    try:
+        model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise BadInput(f"{directory}: the verifier could not be loaded ({error})") from error
+    module: nn.Module = model.to(device).eval()
+    return module.requires_grad_(False)
+
+
+def backbone(model: nn.Module) -> nn.Module:
+    """The decoder without its head: the module that holds the token embedding's layers and the final norm.
+
+    Raises:
+        BadInput: no decoder with `layers` and `norm` is found.
+    """
+    for _, module in model.named_modules():
+        layers = dict(module.named_children())
+        if isinstance(layers.get("layers"), nn.ModuleList) and "norm" in layers:
+            return module
+    raise BadInput(f"{type(model).__name__}: no decoder with `layers` and `norm` was found to capture states from")
+
+
+@contextlib.contextmanager
+def capture_states(model: nn.Module, layer_ids: tuple[int, ...]) -> Iterator[dict[int, Tensor]]:
+    """Collect the residual stream entering the wanted layers, and what enters the final norm, of each forward pass.
+
+    Args:
+        model: what `load_model` gave.
+        layer_ids: id k is the stream entering layer k; N is the one behind the last layer, before the final norm.
+
+    Yields:
+        id -> [B, T, H] of the latest forward pass.
+    """
+    decoder = backbone(model)
+    children = dict(decoder.named_children())
+    layers, norm = children["layers"], children["norm"]
+    assert isinstance(layers, nn.ModuleList)
+    states: dict[int, Tensor] = {}
+
+    def keep(layer_id: int, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        value = args[0] if args else kwargs["hidden_states"]
+        assert isinstance(value, Tensor)
+        states[layer_id] = value
+
+    handles = []
+    for layer_id in layer_ids:
+        module = norm if layer_id == len(layers) else layers[layer_id]
+        handles.append(
+            module.register_forward_pre_hook(
+                lambda _module, args, kwargs, layer_id=layer_id: keep(layer_id, args, kwargs), with_kwargs=True
+            )
+        )
+    try:
+        yield states
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class HuggingFaceSession:
+    """A `VerifierSession` over a loaded verifier, with its key-value cache."""
+
+    def __init__(self, model: nn.Module, aux_layer_ids: tuple[int, ...], states: dict[int, Tensor]) -> None:
+        """Start an empty text.
+
+        Args:
+            model: what `load_model` gave.
+            aux_layer_ids: the states to hand out, in this order.
+            states: what `capture_states` yields for these ids.
+        """
+        self._model, self._aux_layer_ids, self._states = model, aux_layer_ids, states
+        self._device = next(model.parameters()).device
+        self._cache = transformers.DynamicCache()
+
+    def extend(self, ids: list[int]) -> tuple[list[int], Tensor]:
+        """Greedy next token behind each, and their aux states [n, A, H]."""
+        output = self._model(
+            input_ids=torch.tensor([ids], device=self._device), past_key_values=self._cache, use_cache=True
+        )
+        aux = torch.stack([self._states[layer_id][0] for layer_id in self._aux_layer_ids], dim=1)
+        return output.logits[0].argmax(-1).tolist(), aux
+
+    def rewind(self, count: int) -> None:
+        """Forget the last tokens."""
+        if count:
+            self._cache.crop(-count)

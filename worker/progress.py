@@ -1,0 +1,39 @@
+"""Progress of a stage: at most one event a second, with speed and remaining time."""
+
+import time
+
+from worker.context import StageContext
+
+INTERVAL_S = 1.0
+
+
+class Progress:
+    """Counts steps of one loop and reports them. The remaining time is from the pace since the loop began."""
+
+    def __init__(self, context: StageContext, steps: int, unit: str) -> None:
+        self._context, self._steps, self._unit = context, steps, unit
+        self._done = 0
+        self._tokens = 0
+        self._start = self._reported = time.monotonic()
+
+    def step(self, tokens: int = 0) -> None:
+        """One step more, of so many tokens; reports when a second has passed, and at the last step."""
+        self._done += 1
+        self._tokens += tokens
+        now = time.monotonic()
+        if now - self._reported < INTERVAL_S and self._done < self._steps:
+            return
+        self._reported = now
+        elapsed = max(now - self._start, 1e-9)
+        rate = self._tokens / elapsed if self._tokens else None
+        eta = elapsed / self._done * (self._steps - self._done)
+        speed = f", {rate:.0f} tokens/s" if rate else ""
+        print(f"{self._done}/{self._steps} {self._unit}{speed}, {eta:.0f} s left", flush=True)
+        self._context.events.write(
+            "progress",
+            step=self._done,
+            steps=self._steps,
+            unit=self._unit,
+            tokens_per_s=rate and round(rate, 1),
+            eta_s=round(eta, 1),
+        )

@@ -1,0 +1,181 @@
+"""The stage harness: what surrounds `run(context)` of every stage, from spec.json to the exit code.
+
+spec.json -> params, output directory, events -> stage -> `result` and exit 0
+                                                       -> `error` with cause and hint, and the code of its kind
+                                                       -> asked to stop: exit STOPPED
+"""
+
+import errno
+import faulthandler
+import importlib
+import os
+import signal
+import sys
+import threading
+import traceback
+from pathlib import Path
+from types import FrameType
+
+from pydantic import ValidationError
+
+from eagle3_core.contract.events import EventWriter
+from eagle3_core.contract.exits import ExitCode
+from eagle3_core.contract.jobdir import LOCK_FD_VARIABLE, MARKER_NAME, AttemptDir, JobDir
+from eagle3_core.contract.spec import JobSpec
+from eagle3_core.errors import BadInput, Eagle3Error
+from worker.context import StageContext, StageResult, Stopped
+
+HEARTBEAT_S = 5.0
+
+STAGE_MODULES: dict[str, str] = {
+    "prepare": "worker.stages.prepare",
+    "extract": "worker.stages.extract",
+    "train": "worker.stages.train",
+    "validate": "worker.stages.validate",
+    "evaluate": "worker.stages.evaluate",
+}
+"""Where each kind of work is; only the wanted one is imported."""
+
+
+def main(arguments: list[str]) -> int:
+    """Do the work of one attempt; returns the exit code."""
+    faulthandler.enable()
+    keep_lock_to_this_process()
+    attempt = AttemptDir(Path(arguments[0]))
+    stop_requested = threading.Event()
+    listen_for_stop(stop_requested)
+    earlier = [attempt.path.with_name(str(number)) / "events.jsonl" for number in range(1, attempt.number)]
+    events = EventWriter(attempt.events, earlier)
+    start_heartbeat(events)
+    try:
+        result = work(JobDir(attempt.path.parent.parent), events, stop_requested)
+        events.write("result", data=result.data, artifacts=result.artifacts)
+    except Stopped:
+        print("== stopped as asked", flush=True)
+        return ExitCode.STOPPED
+    except Exception as error:  # noqa: BLE001 - around a stage: whatever it raises becomes a reason
+        return tell_failure(error, events)
+    return ExitCode.DONE
+
+
+def work(job: JobDir, events: EventWriter, stop_requested: threading.Event) -> StageResult:
+    """Read the order, make its place, and let the stage do it."""
+    spec = JobSpec.read(job.spec)
+    place = spec.params.paths().get("output_dir")
+    output_dir = claim(job.artifacts if place is None else Path(place[1]), spec.job_id)
+    context = StageContext(spec.job_id, spec.params, output_dir, events, stop_requested)
+    context.phase("loading")
+    module = importlib.import_module(STAGE_MODULES[spec.stage])
+    result: StageResult = module.run(context)
+    return result
+
+
+def claim(directory: Path, job_id: str) -> Path:
+    """Make an output directory this job's own.
+
+    Raises:
+        BadInput: it holds files and is not marked with this job's id, or is no directory.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise BadInput(f"output_dir {directory} is not a directory") from None
+    marker = directory / MARKER_NAME
+    owner = marker.read_text().strip() if marker.is_file() else None
+    if owner == job_id:
+        return directory
+    if owner is not None or any(directory.iterdir()):
+        whose = "files that belong to no job" if owner is None else f"the output of job {owner}"
+        raise BadInput(f"output_dir {directory} is occupied: it holds {whose}; empty it or name another")
+    marker.write_text(job_id + "\n")
+    return directory
+
+
+def tell_failure(error: Exception, events: EventWriter) -> ExitCode:
+    """Print and report why the stage failed; returns its exit code."""
+    code, cause, hint = explain(error)
+    if code in (ExitCode.INTERNAL_ERROR, ExitCode.IMPORT_ERROR) or isinstance(error, MemoryError):
+        traceback.print_exception(error)
+    print(f"error: {cause}" + (f"\nhint: {hint}" if hint else ""), flush=True)
+    try:
+        events.write("error", exit_code=int(code), cause=cause, hint=hint)
+    except OSError as problem:
+        print(f"the error could not be reported: {problem}", flush=True)
+    return code
+
+
+def explain(error: BaseException) -> tuple[ExitCode, str, str | None]:
+    """Exit code, one-line cause and hint of whatever a stage raised, or of what that was raised from."""
+    code, hint = _kind(error)
+    if code == ExitCode.INTERNAL_ERROR and error.__cause__ is not None:
+        inner = explain(error.__cause__)
+        if inner[0] != ExitCode.INTERNAL_ERROR:
+            return inner
+    text = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False)[0]
+        text = f"spec.json: {'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+    if code == ExitCode.INTERNAL_ERROR:
+        text = f"{type(error).__name__}: {text}"
+    return code, text[:1000], hint
+
+
+def _kind(error: BaseException) -> tuple[ExitCode, str | None]:
+    """Exit code and hint by type. torch is asked only when the stage has loaded it."""
+    torch = sys.modules.get("torch")
+    code, hint = ExitCode.INTERNAL_ERROR, "the traceback is in the log"
+    if torch is not None and isinstance(error, torch.OutOfMemoryError):
+        code, hint = ExitCode.OUT_OF_GPU_MEMORY, "lower max_seq_len or batch_tokens, or free the GPU"
+    elif isinstance(error, Eagle3Error):
+        return error.exit_code, None
+    elif isinstance(error, ValidationError):
+        code, hint = ExitCode.BAD_INPUT, "worker and daemon may differ in version"
+    elif isinstance(error, MemoryError):
+        code, hint = ExitCode.OUT_OF_HOST_MEMORY, "lower batch_tokens, max_seq_len or num_workers"
+    elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        code, hint = ExitCode.DISK_FULL, "free space on that file system, then submit again"
+    elif isinstance(error, ImportError):
+        code, hint = ExitCode.IMPORT_ERROR, f"install it into the environment of {sys.executable}"
+    return code, hint
+
+
+def keep_lock_to_this_process() -> None:
+    """Children must not hold the attempt's lock: neither programs started nor forked helpers."""
+    number = os.environ.pop(LOCK_FD_VARIABLE, None)
+    if number is None:
+        return
+    held = [int(number)]
+    os.set_inheritable(held[0], False)
+
+    def close_once() -> None:
+        while held:  # a child of the child must not close whatever has that number by then
+            os.close(held.pop())
+
+    os.register_at_fork(after_in_child=close_once)
+
+
+def listen_for_stop(stop_requested: threading.Event) -> None:
+    """SIGTERM sets the event. By a thread: a handler that interrupts `Event.wait` could not take its lock."""
+
+    def ask(_number: int, _frame: FrameType | None) -> None:
+        threading.Thread(target=stop_requested.set, name="stop").start()
+
+    signal.signal(signal.SIGTERM, ask)
+
+
+def start_heartbeat(events: EventWriter) -> None:
+    """Tell every few seconds that the process lives, from a thread that the stage's work cannot hold up."""
+    pause = threading.Event()
+
+    def beat() -> None:
+        while not pause.wait(HEARTBEAT_S):
+            try:
+                events.write("heartbeat")
+            except OSError:
+                continue  # a full disk; the stage itself will meet it
+
+    threading.Thread(target=beat, name="heartbeat", daemon=True).start()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,250 @@
+"""train: hidden states -> an EAGLE-3 drafter; one judged checkpoint an epoch."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+from eagle3_core.checkpoint.format import write_checkpoint
+from eagle3_core.checkpoint.judge import Verdict, judge
+from eagle3_core.contract.params import TrainParams
+from eagle3_core.contract.verifier_files import VerifierFiles, config_fingerprint, read_verifier_files
+from eagle3_core.data.split import split_by_prompt
+from eagle3_core.data.store import HiddenStateStore
+from eagle3_core.errors import BadData, InvalidCheckpoint
+from eagle3_core.model.drafter import Eagle3Drafter
+from eagle3_core.training.setup import (
+    Shape,
+    build_drafter,
+    choose_vocab_map,
+    make_target_head,
+    read_source,
+    resolve_shape,
+)
+from eagle3_core.training.trainer import StepReport, Trainer
+from eagle3_core.training.ttt import counted_rows
+from eagle3_core.verifier.tensors import load_verifier_weights
+from worker.context import StageContext, StageResult
+from worker.device import pick_device
+
+INTERVAL_S = 1.0
+
+
+@dataclass
+class Run:
+    """Everything one training run holds."""
+
+    params: TrainParams
+    files: VerifierFiles
+    shape: Shape
+    drafter: Eagle3Drafter
+    trainer: Trainer
+    train_samples: int
+    val_samples: int
+
+
+def run(context: StageContext) -> StageResult:
+    """Train for the asked number of epochs."""
+    params = context.params
+    assert isinstance(params, TrainParams)
+    context.phase("loading")
+    training = _set_up(context, params)
+    epochs: list[dict[str, Any]] = []
+    previous: Path | None = None
+    for epoch in range(params.epochs):
+        metrics = _one_epoch(context, training, epoch)
+        epochs.append(metrics)
+        context.phase("saving")
+        path = _save(context, training, epoch)
+        context.phase("judging")
+        verdict = _judge(context, params, path, previous)
+        metrics["verdict"] = verdict.verdict
+        previous = path
+    data = {"epochs": epochs, "checkpoint": str(previous), "steps": training.trainer.step}
+    return StageResult(data, {"checkpoint": str(previous)})
+
+
+def _set_up(context: StageContext, params: TrainParams) -> Run:
+    """Read everything, check that it fits together, and say what was found."""
+    files = read_verifier_files(Path(params.verifier))
+    for code, message in files.warnings:
+        context.warn(code, message)
+    store = HiddenStateStore(Path(params.data_dir))
+    if store.meta.config_fingerprint != config_fingerprint(Path(params.verifier)):
+        context.warn(
+            "verifier_differs",
+            f"data_dir was extracted from {store.meta.verifier}, whose config is not that of {params.verifier}",
+        )
+    source = read_source(params)
+    vocab_map = choose_vocab_map(params, files, None if source is None else source[1])
+    shape = resolve_shape(params, files, store.meta, None if source is None else source[0], len(vocab_map.d2t_D))
+    for override in shape.overrides:
+        context.warn("source_mismatch_allowed", override)
+    context.report(
+        "vocabulary map",
+        f"d2t {list(vocab_map.d2t_D.shape)}, t2d {list(vocab_map.t2d_V.shape)}, {int(vocab_map.t2d_V.sum())} kept, "
+        f"covers {vocab_map.coverage:.2%} of the counted tokens",
+        draft_vocab_size=len(vocab_map.d2t_D),
+        vocab_size=files.vocab_size,
+        coverage=round(vocab_map.coverage, 6),
+    )
+    weights = load_verifier_weights(files, vocab_map.target_ids_D)
+    for line in weights.describe():
+        context.report("read", line)
+    if source is not None:
+        for note in source[0].notes:
+            context.report("finetune_from config", note)
+    device = pick_device(params.device)
+    drafter = build_drafter(shape, vocab_map, weights, source, params.seed, context.report).to(device)
+    train_rows, val_rows = _split(context, params, store)
+    head = make_target_head(weights, store.meta.last_state, device)
+    trainer = Trainer(params, drafter, head, store, train_rows, val_rows, device)
+    total = sum(p.numel() for p in drafter.parameters())
+    trained = trainer.trained_parameters()
+    context.report("parameters", f"{total:,} in all, {trained:,} trained", total=total, trainable=trained)
+    context.report(
+        "samples", f"{len(train_rows)} train, {len(val_rows)} validation", train=len(train_rows), val=len(val_rows)
+    )
+    context.report(
+        "steps",
+        f"{trainer.total_steps} in {params.epochs} epochs, {trainer.warmup} of them warm-up",
+        total=trainer.total_steps,
+        warmup=trainer.warmup,
+        epochs=params.epochs,
+    )
+    return Run(params, files, shape, drafter, trainer, len(train_rows), len(val_rows))
+
+
+def _split(context: StageContext, params: TrainParams, store: HiddenStateStore) -> tuple[list[int], list[int]]:
+    """Rows with something to train, on both sides of the validation split."""
+    usable = [bool(counted_rows(mask, 1).any()) for _, mask in store.masks(params.max_seq_len)]
+    if dropped := usable.count(False):
+        context.warn(
+            "rows_without_answer",
+            f"{dropped} of {len(store)} rows have nothing to train within max_seq_len {params.max_seq_len}",
+        )
+    train, val = split_by_prompt([entry.prompt for entry in store.entries], params.val_ratio, params.seed)
+    train, val = [row for row in train if usable[row]], [row for row in val if usable[row]]
+    if not train:
+        raise BadData(f"{params.data_dir}: no row is left to train on")
+    if params.val_ratio and not val:
+        context.warn("no_validation", "the data holds a single prompt, or none held out has an answer: no validation")
+    return train, val
+
+
+def _one_epoch(context: StageContext, training: Run, epoch: int) -> dict[str, Any]:
+    """Train and validate once; returns what the epoch event says."""
+    params, trainer = training.params, training.trainer
+    context.phase("training")
+    reporter = _StepReporter(context, params, trainer.total_steps, training.train_samples, epoch)
+    started = time.monotonic()
+    train = trainer.train_epoch(epoch, reporter.on_step)
+    train_s = time.monotonic() - started
+    context.phase("validating")
+    started = time.monotonic()
+    val = trainer.validate(context.check_stop)
+    val_s = time.monotonic() - started
+    event = {
+        "epoch": epoch,
+        "epochs": params.epochs,
+        "train_s": round(train_s, 3),
+        "val_s": round(val_s, 3),
+        "train": train,
+        "val": val,
+    }
+    context.events.write("epoch", **event)
+    print(f"epoch {epoch}: train {_brief(train)} in {train_s:.1f} s; validation {_brief(val)} in {val_s:.1f} s")
+    return event
+
+
+def _brief(metrics: dict[str, Any] | None) -> str:
+    if metrics is None:
+        return "none"
+    accuracy = " ".join("-" if value is None else f"{value:.3f}" for value in metrics["accuracy"])
+    return f"loss {metrics['loss']:.4f}, accuracy {accuracy}"
+
+
+class _StepReporter:
+    """Passes optimizer steps on, once a second and at the end of the epoch, with speed and remaining time."""
+
+    def __init__(
+        self, context: StageContext, params: TrainParams, total_steps: int, steps_per_epoch: int, epoch: int
+    ) -> None:
+        self._context, self._params, self._total, self._epoch = context, params, total_steps, epoch
+        self._last_step = (epoch + 1) * steps_per_epoch
+        self._started = self._reported = time.monotonic()
+        self._tokens = self._steps = 0
+
+    def on_step(self, report: StepReport) -> None:
+        """One optimizer step was made."""
+        self._context.check_stop()
+        self._tokens += report.tokens
+        self._steps += 1
+        now = time.monotonic()
+        if now - self._reported < INTERVAL_S and report.step != self._last_step:
+            return
+        self._reported = now
+        elapsed = max(now - self._started, 1e-9)
+        rate = self._tokens / elapsed
+        eta = elapsed / self._steps * (self._total - report.step)
+        print(
+            f"epoch {self._epoch} step {report.step}/{self._total} loss {report.loss:.4f} "
+            f"lr {report.lr:.2e} grad {report.grad_norm:.2f} {rate:.0f} tokens/s, {eta:.0f} s left",
+            flush=True,
+        )
+        self._context.events.write(
+            "progress",
+            step=report.step,
+            steps=self._total,
+            epoch=self._epoch,
+            epochs=self._params.epochs,
+            loss=report.loss,
+            accuracy=report.accuracy,
+            lr=report.lr,
+            tokens_per_s=round(rate, 1),
+            eta_s=round(eta, 1),
+            unit="steps",
+        )
+
+
+def _save(context: StageContext, training: Run, epoch: int) -> Path:
+    """Write the epoch's checkpoint and say so."""
+    params, files = training.params, training.files
+    path = write_checkpoint(
+        context.output_dir,
+        epoch,
+        config=training.shape.config,
+        tensors=training.drafter.state_dict(),
+        optimizer_state=training.trainer.optimizer.state_dict(),
+        scheduler_state=training.trainer.scheduler.state_dict(),
+        verifier_name=params.verifier,
+        verifier_architectures=list(files.architectures),
+        speculative_tokens=params.speculative_tokens,
+        step=training.trainer.step,
+        extra={"overrides": training.shape.overrides, "finetune_from": params.finetune_from},
+    )
+    size = sum(file.stat().st_size for file in path.iterdir())
+    context.events.write("checkpoint", path=str(path), epoch=epoch, step=training.trainer.step, bytes=size)
+    print(f"checkpoint {path}: {size / 1e6:.1f} MB", flush=True)
+    return path
+
+
+def _judge(context: StageContext, params: TrainParams, path: Path, previous: Path | None) -> Verdict:
+    """Judge what was just written; an invalid checkpoint ends the job unless it was asked to go on."""
+    started = time.monotonic()
+    verdict = judge(path, previous=previous, verifier=Path(params.verifier))
+    seconds = time.monotonic() - started
+    findings = [finding.to_dict() for finding in verdict.findings]
+    context.events.write(
+        "verdict", path=str(path), verdict=verdict.verdict, findings=findings, seconds=round(seconds, 3)
+    )
+    print(f"verdict on {path.name}: {verdict.verdict}", flush=True)
+    if verdict.verdict in ("invalid", "unreadable"):
+        first = "; ".join(finding.message for finding in verdict.findings if finding.severity == "error")
+        if params.on_invalid_checkpoint == "stop":
+            raise InvalidCheckpoint(f"checkpoint {path} is {verdict.verdict}: {first}")
+        context.warn("invalid_checkpoint", f"{path}: {first}")
+    return verdict
+
+

@@ -34,7 +34,7 @@ serve: setup  ## start the daemon: make serve STATE=DIR
 	$(BIN)/eyas serve $(if $(STATE),--state $(STATE))
 
 demo: setup  ## the main job on a real verifier: prompts -> judged drafter
-	$(BIN)/python -P examples/demo/demo.py
+	$(BIN)/python examples/demo/demo.py
 
 clean:  ## remove the venv and the demo
 	rm -rf $(VENV) .venvs .demo

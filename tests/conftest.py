@@ -117,7 +117,7 @@ class Daemon:
 
     def close(self) -> None:
         if self._process is not None and self._process.poll() is None:
-            self.stop()
+            self.kill()
         jobs = self.state / "jobs"
         for job in jobs.iterdir() if jobs.exists() else ():
             proctree.signal_tree(job.name, None, signal.SIGKILL)

@@ -127,7 +127,7 @@ def make_store(directory: Path, verifier: Path, rows: int = 8, length: int = 24,
     writer = StoreWriter(directory, full, shard_bytes=20_000)
     generator = torch.Generator().manual_seed(1)
     for row in range(rows):
-        ids = torch.randint(0, 256, (length,), generator=generator)
+        ids = torch.randint(0, min(256, files.vocab_size), (length,), generator=generator)
         mask = torch.arange(length) >= length // 2
         states = torch.randn(length, len(full.layer_ids) + 1, full.hidden_size, generator=generator)
         writer.add(row, f"prompt-{row}", ids, mask, states)
@@ -135,13 +135,13 @@ def make_store(directory: Path, verifier: Path, rows: int = 8, length: int = 24,
     return directory
 
 
-def make_vocab_map(directory: Path, store: Path, size: int = 64) -> Path:
-    """The draft vocabulary of a store's supervised tokens, end of turn kept."""
+def make_vocab_map(directory: Path, store: Path, size: int = 64, always: tuple[int, ...] = (258,)) -> Path:
+    """The draft vocabulary of a store's supervised tokens."""
     directory.mkdir(parents=True)
     opened = HiddenStateStore(store)
     ids = torch.cat([tokens[mask] for tokens, mask in opened.masks()])
     counts = torch.bincount(ids, minlength=opened.meta.vocab_size)
-    save_vocab_map(directory, build_vocab_map(counts, size, [258]))
+    save_vocab_map(directory, build_vocab_map(counts, size, always))
     return directory
 
 

@@ -42,7 +42,7 @@ def normalise_rope(config: Mapping[str, Any], where: str) -> tuple[dict[str, Any
     """
     warnings: Warnings = []
     section, origin = _section(config, where)
-    kind = section.get("rope_type", section.get("type", "default"))
+    kind = section.get("rope_type") or section.get("type") or "default"
     if not isinstance(kind, str) or (kind := _ALIASES.get(kind, kind)) not in ROPE_TYPES:
         raise BadInput(f"{where}: unknown rope_type {kind!r} in {origin}; known are {', '.join(ROPE_TYPES)}")
     for key in sorted(_NOT_FOR_TEXT & section.keys() - {"type"}):

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from eagle3_core.contract.params import TrainParams
 from eagle3_core.data.store import HiddenStateStore, StoredRow
@@ -68,16 +68,23 @@ class StepReport:
 
 
 class _Rows(Dataset[StoredRow]):
-    """Rows of a store by position; picklable, so that worker processes can open it for themselves."""
+    """Rows of a store by number; picklable, so that reader processes can open it for themselves."""
 
-    def __init__(self, store: HiddenStateStore, rows: list[int], max_seq_len: int) -> None:
-        self.store, self.rows, self.max_seq_len = store, rows, max_seq_len
+    def __init__(self, store: HiddenStateStore, max_seq_len: int) -> None:
+        self.store, self.max_seq_len = store, max_seq_len
 
-    def __len__(self) -> int:
-        return len(self.rows)
+    def __getitem__(self, row: int) -> StoredRow:
+        return self.store.read(row, self.max_seq_len)
 
-    def __getitem__(self, position: int) -> StoredRow:
-        return self.store.read(self.rows[position], self.max_seq_len)
+
+class _Order(Sampler[int]):
+    """The rows of the pass to come; set before each."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.rows)
 
 
 class Trainer:
@@ -113,8 +120,17 @@ class Trainer:
         self.scheduler = make_scheduler(self.optimizer, self.total_steps, self.warmup, params.scheduler)
         self.step = 0
         self._noise = torch.Generator(device=device).manual_seed(params.seed)
-        self._train = _Rows(store, train_rows, params.max_seq_len)
-        self._val = _Rows(store, val_rows, params.max_seq_len)
+        self._train_rows, self._val_rows = train_rows, val_rows
+        self._order = _Order()
+        # One set of readers for all passes. spawn: a forked child would hold the attempt's lock.
+        self._loader = DataLoader(
+            _Rows(store, params.max_seq_len),
+            batch_size=None,
+            sampler=self._order,
+            num_workers=params.num_workers,
+            multiprocessing_context="spawn" if params.num_workers else None,
+            persistent_workers=params.num_workers > 0,
+        )
 
     def train_epoch(self, epoch: int, on_step: Callable[[StepReport], None]) -> dict[str, Any]:
         """One pass over the training rows; returns the metrics of `Totals`.
@@ -124,8 +140,8 @@ class Trainer:
         """
         self.drafter.train()
         totals = self._totals()
-        order = torch.randperm(len(self._train), generator=torch.Generator().manual_seed(self.params.seed + epoch))
-        for row in self._load(self._train, order.tolist()):
+        order = torch.randperm(len(self._train_rows), generator=torch.Generator().manual_seed(self.params.seed + epoch))
+        for row in self._load([self._train_rows[position] for position in order.tolist()]):
             scores = self._score(row, self.params.noise)
             totals.add(scores)
             loss = total_loss(scores, self.params.ttt_step_loss_decay)
@@ -140,11 +156,11 @@ class Trainer:
     @torch.no_grad()
     def validate(self, on_row: Callable[[], None]) -> dict[str, Any] | None:
         """Metrics over the held-out rows, without noise; None when there are none."""
-        if not len(self._val):
+        if not self._val_rows:
             return None
         self.drafter.eval()
         totals = self._totals()
-        for row in self._load(self._val, list(range(len(self._val)))):
+        for row in self._load(self._val_rows):
             totals.add(self._score(row, 0.0))
             on_row()
         return totals.metrics()
@@ -156,19 +172,9 @@ class Trainer:
     def _totals(self) -> Totals:
         return Totals(self.params.ttt_steps, self.params.ttt_step_loss_decay)
 
-    def _load(self, rows: _Rows, order: list[int]) -> Iterator[StoredRow]:
-        if not self.params.num_workers:
-            return (rows[position] for position in order)
-        # spawn: a forked child would hold the attempt's lock and the threads' state of this process.
-        loader = DataLoader(
-            rows,
-            batch_size=None,
-            sampler=order,
-            num_workers=self.params.num_workers,
-            multiprocessing_context="spawn",
-            pin_memory=False,
-        )
-        return iter(loader)
+    def _load(self, rows: list[int]) -> Iterator[StoredRow]:
+        self._order.rows = rows
+        return iter(self._loader)
 
     def _score(self, row: StoredRow, noise: float) -> list[StepScore]:
         mask = row.loss_mask_T.to(self.device)

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from eagle3_core.contract.exits import Reason
-from server.domain.advance import Observation, advance
+from server.domain.advance import Observation, advance, finish, stop_asked
 from server.domain.job import Attempt, Dependency, Job
 from server.domain.outcome import End, ExitRecord
 from server.domain.queue import Finish, Start, Wait, decide
@@ -109,6 +109,11 @@ def test_an_order_to_stop_that_lies_in_the_directory_is_a_cancel():
     assert new.state == JobState.STOPPING
     again, _ = look(new, stop_ordered=True)
     assert again.state == JobState.STOPPING
+
+
+def test_a_job_that_never_began_can_be_cancelled():
+    new = finish(stop_asked(STARTING, NOW), End(None), NOW)
+    assert (new.state, new.reason) == (JobState.CANCELLED, Reason.CANCELLED_BY_USER)
 
 
 def test_health():

@@ -1,0 +1,180 @@
+"""The `eyas` command."""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from client.http import ApiError, EyasClient, Unreachable
+
+app = typer.Typer(help="Trains EAGLE-3 drafters as watched jobs.", no_args_is_help=True, add_completion=False)
+checkpoint_app = typer.Typer(help="Checkpoints, without a daemon.", no_args_is_help=True)
+app.add_typer(checkpoint_app, name="checkpoint")
+
+State = Annotated[Path | None, typer.Option("--state", help="state directory of the daemon")]
+Json = Annotated[bool, typer.Option("--json", help="print the answer as JSON")]
+
+
+@contextmanager
+def connected(state: Path | None) -> Iterator[EyasClient]:
+    """A client; refusals and a missing daemon end the command with a clear text."""
+    try:
+        with EyasClient.of_environment(state) as client:
+            yield client
+    except Unreachable as error:
+        raise fail(str(error)) from None
+    except ApiError as error:
+        for field in error.fields:
+            typer.echo(f"{field['pointer'] or '/'}: {field['message']}", err=True)
+        raise fail(str(error) if not error.fields else str(error.problem.get("title"))) from None
+
+
+def fail(message: str) -> typer.Exit:
+    """Print an error; returns what to raise."""
+    typer.echo(f"eyas: {message}", err=True)
+    return typer.Exit(1)
+
+
+def show_json(value: Any) -> None:
+    """Print a value as indented JSON."""
+    typer.echo(json.dumps(value, indent=1, ensure_ascii=False))
+
+
+@app.command()
+def serve(
+    state: State = None,
+    host: Annotated[str | None, typer.Option(help="address to listen on")] = None,
+    port: Annotated[int | None, typer.Option(help="0 takes a free one")] = None,
+    root: Annotated[list[Path] | None, typer.Option(help="further directory jobs may use; can be repeated")] = None,
+) -> None:
+    """Run the daemon. Jobs may use the state directory, the directory it is started in, and every --root."""
+    from pydantic import ValidationError
+
+    from server.app import serve as run
+    from server.errors import StartupError
+    from server.settings import Settings
+
+    given = {"state": state, "host": host, "port": port}
+    try:
+        settings = Settings.model_validate({name: value for name, value in given.items() if value is not None})
+        roots = (Path.cwd(), *settings.roots, *(root or ()))
+        run(Settings.model_validate({**settings.model_dump(), "roots": roots}))
+    except ValidationError as error:
+        for fault in error.errors():
+            typer.echo(f"{'.'.join(str(part) for part in fault['loc'])}: {fault['msg']}", err=True)
+        raise fail("a setting cannot be used") from None
+    except StartupError as error:
+        raise fail(str(error)) from None
+
+
+@app.command()
+def submit(
+    file: Annotated[Path, typer.Argument(help="a job or a chain as JSON; - reads standard input")],
+    state: State = None,
+    as_json: Json = False,
+) -> None:
+    """Submit a job or a chain of jobs."""
+    try:
+        request = json.loads(sys.stdin.read() if str(file) == "-" else file.read_text())
+    except (OSError, ValueError) as error:
+        raise fail(f"{file}: {error}") from None
+    with connected(state) as client:
+        jobs = client.submit(request)
+    if as_json:
+        show_json({"jobs": jobs})
+        return
+    for job in jobs:
+        typer.echo(f"{job['id']}  {job['name']}  {job['state']}")
+
+
+@app.command()
+def jobs(state: State = None, limit: int = 20, as_json: Json = False) -> None:
+    """List the newest jobs, newest first."""
+    with connected(state) as client:
+        found = client.jobs(limit)
+    if as_json:
+        show_json({"jobs": found})
+        return
+    for job in found:
+        typer.echo(f"{job['id']}  {job['name']:<20}  {job['stage']:<9}  {job['summary']}")
+
+
+@app.command()
+def job(job_id: str, state: State = None, as_json: Json = False) -> None:
+    """Show one job."""
+    with connected(state) as client:
+        found = client.job(job_id)
+    if as_json:
+        show_json(found)
+        return
+    typer.echo(f"{found['id']}  {found['name']} ({found['stage']})\n{found['summary']}")
+    if found["hint"]:
+        typer.echo(f"hint: {found['hint']}")
+    for fact in found["setup"]:
+        typer.echo(f"{fact['title']}: {fact['text']}")
+    for done in found["epochs_done"]:
+        typer.echo(f"epoch {done['epoch']}: train {done['train_s']:.1f} s {done['train']}, validation {done['val']}")
+    for warning in found["warnings"]:
+        typer.echo(f"warning [{warning['code']}] {warning['message']} (x{warning['count']})")
+
+
+@app.command()
+def log(
+    job_id: str,
+    state: State = None,
+    offset: Annotated[int, typer.Option(help="byte to begin at")] = 0,
+) -> None:
+    """Print the log of a job as far as it goes."""
+    with connected(state) as client:
+        while True:
+            part = client.log(job_id, offset)
+            sys.stdout.buffer.write(part.data)
+            offset = part.next_offset
+            if not part.data:
+                break
+    sys.stdout.buffer.flush()
+
+
+@app.command()
+def cancel(
+    job_id: str,
+    state: State = None,
+    grace: Annotated[float | None, typer.Option(help="seconds before it is killed")] = None,
+) -> None:
+    """Stop a job."""
+    with connected(state) as client:
+        answer = client.cancel(job_id, grace)
+    typer.echo(f"{answer['id']}  {answer['state']}")
+
+
+@app.command()
+def login(state: State = None) -> None:
+    """Print a link that signs a browser in, once."""
+    with connected(state) as client:
+        typer.echo(client.login_link())
+
+
+@checkpoint_app.callback()
+def checkpoint_group() -> None:
+    """Checkpoints, without a daemon."""
+
+
+@checkpoint_app.command()
+def verify(
+    path: Annotated[Path, typer.Argument(help="checkpoint directory")],
+    as_json: Json = False,
+    previous: Annotated[Path | None, typer.Option(help="checkpoint of the epoch before, which must differ")] = None,
+    verifier: Annotated[Path | None, typer.Option(help="verifier directory to compare with")] = None,
+) -> None:
+    """Judge a checkpoint: exit status 0 valid, 1 suspect, 2 invalid, 3 unreadable."""
+    from client.checkpoint import verify as judge
+
+    raise typer.Exit(judge(path, as_json, previous, verifier))
+
+
+if __name__ == "__main__":
+    app()

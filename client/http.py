@@ -1,0 +1,219 @@
+"""A typed client of the daemon's HTTP API.
+
+client = EyasClient.of_state(Path("~/.local/state/eyas"))
+[job] = client.submit({"stage": "validate", "params": {...}})
+print(client.job(job["id"])["summary"])
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self, TypedDict, cast
+
+import httpx
+
+DEFAULT_STATE = Path("~/.local/state/eyas")
+ENDED = frozenset({"succeeded", "failed", "cancelled"})
+
+
+class SubmittedJob(TypedDict):
+    """A job that was stored."""
+
+    id: str
+    name: str
+    state: str
+
+
+class LastCheckpoint(TypedDict):
+    """The newest checkpoint of a job."""
+
+    path: str
+    verdict: str | None
+
+
+class JobRow(TypedDict):
+    """A job in the list; see docs/api.md for the fields."""
+
+    id: str
+    name: str
+    stage: str
+    state: str
+    reason: str | None
+    cause: str | None
+    health: str | None
+    phase: str | None
+    epoch: int | None
+    epochs: int | None
+    step: int | None
+    steps: int | None
+    loss: float | None
+    eta_s: float | None
+    elapsed_s: float | None
+    last_checkpoint: LastCheckpoint | None
+    warnings_total: int
+    summary: str
+    created_at: str
+    started_at: str | None
+    ended_at: str | None
+
+
+class JobView(JobRow):
+    """Everything about one job; see docs/api.md for the fields."""
+
+    hint: str | None
+    accuracy: list[float | None] | None
+    lr: float | None
+    tokens_per_s: float | None
+    unit: str | None
+    epochs_done: list[dict[str, Any]]
+    warnings: list[dict[str, Any]]
+    warnings_left_out: int
+    result: dict[str, Any] | None
+    setup: list[dict[str, Any]]
+    params: dict[str, Any]
+    output_dir: str
+    depends_on: list[str]
+    attempt: int | None
+    last_seq: int
+    last_event_at: str | None
+    version: int
+
+
+class LogPart(NamedTuple):
+    """Bytes of a log and where to read on."""
+
+    data: bytes
+    next_offset: int
+    size: int
+
+
+class ApiError(Exception):
+    """The daemon refused; `problem` is its RFC 9457 answer."""
+
+    def __init__(self, status: int, problem: dict[str, Any]) -> None:
+        detail = problem.get("detail") or problem.get("title") or f"HTTP {status}"
+        super().__init__(str(detail))
+        self.status = status
+        self.problem = problem
+
+    @property
+    def fields(self) -> list[dict[str, Any]]:
+        """The faulty fields: pointer, message, suggestion."""
+        return cast("list[dict[str, Any]]", self.problem.get("errors", []))
+
+
+class Unreachable(Exception):
+    """No daemon answers."""
+
+
+class EyasClient:
+    """Talks to one daemon. Use it in a `with` block, or close it."""
+
+    def __init__(self, url: str, token: str, timeout_s: float = 30.0) -> None:
+        self.url = url.rstrip("/")
+        self._http = httpx.Client(
+            base_url=self.url, headers={"Authorization": f"Bearer {token}"}, timeout=timeout_s, trust_env=False
+        )
+
+    @classmethod
+    def of_state(cls, state: Path) -> "EyasClient":
+        """The daemon that uses a state directory on this host.
+
+        Raises:
+            Unreachable: none runs there.
+        """
+        state = state.expanduser()
+        try:
+            address = json.loads((state / "daemon.json").read_bytes())
+            token = (state / "token").read_text().strip()
+        except FileNotFoundError:
+            raise Unreachable(f"no daemon runs on {state}; start one with `eyas serve`") from None
+        return cls(address["url"], token)
+
+    @classmethod
+    def of_environment(cls, state: Path | None) -> "EyasClient":
+        """The daemon at EYAS_URL with EYAS_TOKEN; else of `state`, of EYAS_STATE, or of the usual place."""
+        url, token = os.environ.get("EYAS_URL"), os.environ.get("EYAS_TOKEN")
+        if state is None and url and token:
+            return cls(url, token)
+        return cls.of_state(state or Path(os.environ.get("EYAS_STATE", DEFAULT_STATE)))
+
+    def __enter__(self) -> Self:
+        """Itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the connections."""
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def submit(self, request: dict[str, Any]) -> list[SubmittedJob]:
+        """Store a job, or a chain {"jobs": [...]}."""
+        return cast("list[SubmittedJob]", self._json("POST", "/jobs", request)["jobs"])
+
+    def jobs(self, limit: int = 100) -> list[JobRow]:
+        """The newest jobs, newest first."""
+        return cast("list[JobRow]", self._json("GET", f"/jobs?limit={limit}")["jobs"])
+
+    def job(self, job_id: str) -> JobView:
+        """Everything about one job."""
+        return cast("JobView", self._json("GET", f"/jobs/{job_id}"))
+
+    def log(self, job_id: str, offset: int = 0, limit: int = 1 << 20) -> LogPart:
+        """Bytes of the newest attempt's log."""
+        answer = self._send("GET", f"/jobs/{job_id}/log?offset={offset}&limit={limit}")
+        return LogPart(answer.content, int(answer.headers["X-Next-Offset"]), int(answer.headers["X-Log-Size"]))
+
+    def events(self, job_id: str, after: int = 0) -> Iterator[dict[str, Any]]:
+        """The events behind a sequence number, up to now."""
+        while True:
+            page = self._json("GET", f"/jobs/{job_id}/events?after={after}")
+            yield from page["events"]
+            if not page["events"]:
+                return
+            after = page["next_after"]
+
+    def checkpoints(self, job_id: str) -> list[dict[str, Any]]:
+        """Checkpoints with their verdicts, oldest first."""
+        return cast("list[dict[str, Any]]", self._json("GET", f"/jobs/{job_id}/checkpoints")["checkpoints"])
+
+    def cancel(self, job_id: str, grace_s: float | None = None) -> dict[str, Any]:
+        """Have a job stopped."""
+        return self._json("POST", f"/jobs/{job_id}/cancel", {} if grace_s is None else {"grace_s": grace_s})
+
+    def login_link(self) -> str:
+        """An address that signs a browser in, once."""
+        return cast("str", self._json("POST", "/login-links")["url"])
+
+    def health(self) -> dict[str, Any]:
+        """Whether the daemon works."""
+        return self._json("GET", "/healthz")
+
+    def _json(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        return cast("dict[str, Any]", self._send(method, path, body).json())
+
+    def _send(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
+        """Ask.
+
+        Raises:
+            ApiError: the daemon refused.
+            Unreachable: nobody listens, or the connection broke.
+        """
+        try:
+            answer = self._http.request(method, path, json=body)
+        except httpx.TransportError as error:
+            raise Unreachable(f"{self.url} does not answer: {error}") from error
+        if answer.is_success:
+            return answer
+        try:
+            problem = answer.json()
+        except ValueError:
+            problem = {"detail": answer.text[:500]}
+        raise ApiError(answer.status_code, problem)

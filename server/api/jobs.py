@@ -1,0 +1,166 @@
+"""The jobs: submit, list, look at, read on, stop."""
+
+from datetime import datetime
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body, Query, Response
+from fastapi.concurrency import run_in_threadpool
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+
+from server.api.context import Context
+from server.api.problems import Problem
+from server.domain.states import JobState
+from server.domain.view import JobList, JobView
+from server.services import jobs as service
+from server.services.submission import ChainRequest, JobRequest, submit
+
+_PROBLEM = {"model": Problem, "content": {"application/problem+json": {}}}
+_KNOWN: dict[int | str, dict[str, Any]] = {401: _PROBLEM, 403: _PROBLEM, 404: _PROBLEM, 422: _PROBLEM}
+
+router = APIRouter(prefix="/jobs", tags=["jobs"], responses=_KNOWN)
+
+MAX_OFFSET = 1 << 62
+
+
+class SubmittedJob(BaseModel):
+    """A job that was stored."""
+
+    id: str
+    name: str
+    state: JobState
+
+
+class Submitted(BaseModel):
+    """The jobs of a request, in its order."""
+
+    jobs: list[SubmittedJob]
+
+
+class CancelRequest(BaseModel):
+    """How to stop a job."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    grace_s: float | None = Field(None, ge=0, le=86_400, description="seconds to put the work down before SIGKILL")
+
+
+class Cancelled(BaseModel):
+    """The job after the request; its end follows."""
+
+    id: str
+    state: JobState
+    cancel_asked_at: datetime | None
+
+
+class CheckpointRow(BaseModel):
+    """A checkpoint and what the judge said of it."""
+
+    path: str
+    epoch: int | None
+    step: int | None
+    bytes: int | None
+    verdict: str | None = Field(description="valid, suspect, invalid, unreadable; null until judged")
+    findings: list[dict[str, Any]]
+    seconds: float | None = Field(description="the judging took")
+    created_at: datetime
+    judged_at: datetime | None
+
+
+class CheckpointList(BaseModel):
+    """Oldest first."""
+
+    checkpoints: list[CheckpointRow]
+
+
+class EventList(BaseModel):
+    """Events in order; ask on with `after=next_after`."""
+
+    events: list[dict[str, Any]]
+    next_after: int
+
+
+def _kind_of_body(body: object) -> str:
+    if isinstance(body, ChainRequest):
+        return "chain"
+    return "chain" if isinstance(body, dict) and "jobs" in body else "job"
+
+
+SubmitBody = Annotated[
+    Annotated[JobRequest, Tag("job")] | Annotated[ChainRequest, Tag("chain")], Discriminator(_kind_of_body)
+]
+
+
+@router.post("", status_code=201, operation_id="submitJobs")
+def post_jobs(context: Context, body: Annotated[SubmitBody, Body()], response: Response) -> Submitted:
+    """Store one job or a chain of jobs, all or nothing."""
+    jobs = submit(context.runtime, body)
+    response.headers["Location"] = f"/jobs/{jobs[0].id}"
+    return Submitted(jobs=[SubmittedJob(id=job.id, name=job.name, state=job.state) for job in jobs])
+
+
+@router.get("", operation_id="listJobs")
+def get_jobs(context: Context, limit: Annotated[int, Query(ge=1, le=1000)] = 100) -> JobList:
+    """The newest jobs, newest first."""
+    return service.list_jobs(context.runtime, limit)
+
+
+@router.get("/{job_id}", operation_id="getJob", response_model=None, responses={200: {"model": JobView}})
+async def get_job(context: Context, job_id: str) -> Response:
+    """Everything about one job, as of its last event."""
+    snapshot = context.runtime.snapshots.get(job_id)
+    if snapshot is None:
+        snapshot = await run_in_threadpool(service.load_snapshot, context.runtime, job_id)
+    return Response(snapshot.body, media_type="application/json")
+
+
+@router.get(
+    "/{job_id}/log",
+    operation_id="getLog",
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {}}, "description": "raw bytes; X-Next-Offset is where to read on"}},
+)
+def get_log(
+    context: Context,
+    job_id: str,
+    offset: Annotated[int, Query(ge=0, le=MAX_OFFSET)] = 0,
+    limit: Annotated[int, Query(ge=0, le=8 << 20)] = 65_536,
+    attempt: Annotated[int | None, Query(ge=1, le=1_000_000)] = None,
+) -> Response:
+    """Bytes of the log from an offset; of the newest attempt unless one is named."""
+    part = service.read_log(context.runtime, job_id, offset, limit, attempt)
+    headers = {
+        "X-Next-Offset": str(part.next_offset),
+        "X-Log-Size": str(part.size),
+        "X-Log-Attempt": str(part.attempt),
+        "X-Content-Type-Options": "nosniff",
+    }
+    return Response(part.data, media_type="text/plain; charset=utf-8", headers=headers)
+
+
+@router.get("/{job_id}/events", operation_id="getEvents", response_model=None, responses={200: {"model": EventList}})
+def get_events(
+    context: Context,
+    job_id: str,
+    after: Annotated[int, Query(ge=0, le=MAX_OFFSET)] = 0,
+    limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+) -> Response:
+    """Events behind a sequence number, oldest first."""
+    return Response(service.read_events(context.runtime, job_id, after, limit), media_type="application/json")
+
+
+@router.post("/{job_id}/cancel", status_code=202, operation_id="cancelJob", responses={200: {"model": Cancelled}})
+def post_cancel(
+    context: Context, job_id: str, response: Response, body: Annotated[CancelRequest | None, Body()] = None
+) -> Cancelled:
+    """Have a job stopped: 202 while it lives, 200 when it had ended."""
+    job, lives = service.ask_cancel(context.runtime, job_id, None if body is None else body.grace_s)
+    if not lives:
+        response.status_code = 200
+    return Cancelled(id=job.id, state=job.state, cancel_asked_at=job.cancel_asked_at)
+
+
+@router.get("/{job_id}/checkpoints", operation_id="listCheckpoints")
+def get_checkpoints(context: Context, job_id: str) -> CheckpointList:
+    """Checkpoints of a job with their verdicts, oldest first."""
+    found = service.list_checkpoints(context.runtime, job_id)
+    return CheckpointList(checkpoints=[CheckpointRow.model_validate(vars(one)) for one in found])

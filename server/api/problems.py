@@ -1,0 +1,116 @@
+"""Errors as RFC 9457 problem+json; the one place that makes them."""
+
+import logging
+import uuid
+from collections.abc import Sequence
+from http import HTTPStatus
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException
+
+from server.errors import FieldError, Invalid, NotFound, ServiceError
+from server.services.submission import ChainRequest, JobRequest, nearest
+
+logger = logging.getLogger(__name__)
+
+TYPE_PREFIX = "urn:eyas:problem:"
+MEDIA_TYPE = "application/problem+json"
+
+
+class ProblemField(BaseModel):
+    """One faulty field."""
+
+    pointer: str = Field(description="JSON pointer into the body, or ?name for a query parameter")
+    message: str
+    suggestion: str | None = None
+
+
+class Problem(BaseModel):
+    """RFC 9457, with one entry per faulty field."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    instance: str
+    errors: list[ProblemField] = []
+
+
+def problem_response(error: ServiceError, path: str) -> JSONResponse:
+    """A service error as an answer."""
+    return _answer(error.status, error.kind, error.title, error.detail, path, error.errors)
+
+
+def _answer(
+    status: int, kind: str, title: str, detail: str, path: str, errors: Sequence[FieldError] = ()
+) -> JSONResponse:
+    problem = Problem(
+        type=TYPE_PREFIX + kind,
+        title=title,
+        status=status,
+        detail=detail,
+        instance=path,
+        errors=[ProblemField(pointer=e.pointer, message=e.message, suggestion=e.suggestion) for e in errors],
+    )
+    headers = {"WWW-Authenticate": 'Bearer realm="eyas"'} if status == HTTPStatus.UNAUTHORIZED else None
+    return JSONResponse(problem.model_dump(), status_code=status, media_type=MEDIA_TYPE, headers=headers)
+
+
+def install(app: FastAPI) -> None:
+    """Have every error of the app answered as a problem."""
+    app.add_exception_handler(ServiceError, _on_service_error)
+    app.add_exception_handler(RequestValidationError, _on_request_error)
+    app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_exception_handler(Exception, _on_bug)
+
+
+async def _on_service_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ServiceError)
+    return problem_response(error, request.url.path)
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    """What the framework refuses: no such route, no such method, a body that cannot be parsed."""
+    assert isinstance(error, HTTPException)
+    status = HTTPStatus(error.status_code)
+    if status == HTTPStatus.NOT_FOUND:
+        return problem_response(NotFound(f"there is no {request.url.path}"), request.url.path)
+    kind = status.phrase.lower().replace(" ", "-")
+    response = _answer(status, kind, status.phrase, str(error.detail), request.url.path)
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _on_request_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    faults = error.errors()
+    if any(fault["type"] == "json_invalid" for fault in faults):
+        return _answer(400, "not-json", "The body is not JSON", str(faults[0]["ctx"]["error"]), request.url.path)
+    return problem_response(Invalid.of([_field_error(fault) for fault in faults]), request.url.path)
+
+
+def _field_error(fault: dict[str, object]) -> FieldError:
+    loc = fault["loc"]
+    assert isinstance(loc, tuple)
+    parts = [str(part) for part in loc[1:]]
+    if loc[0] != "body":
+        return FieldError(f"?{'/'.join(parts)}", str(fault["msg"]))
+    if parts and parts[0] in ("job", "chain"):
+        parts = parts[1:]
+    pointer = "".join(f"/{part}" for part in parts)
+    message = str(fault["msg"])
+    if fault["type"] != "extra_forbidden":
+        return FieldError(pointer, message)
+    name = parts[-1]
+    known = ChainRequest if len(parts) == 1 and loc[1] == "chain" else JobRequest
+    near = nearest(name, known.model_fields)
+    return FieldError(pointer, f"{name} is not a field" + (f"; did you mean {near}?" if near else ""), near)
+
+
+async def _on_bug(request: Request, error: Exception) -> Response:
+    number = uuid.uuid4().hex[:12]
+    logger.error("error %s while answering %s", number, request.url.path, exc_info=error)
+    return _answer(500, "internal", "Internal error", f"see error {number} in the daemon's log", request.url.path)

@@ -1,0 +1,149 @@
+"""The daemon: puts the parts together, listens, and goes quietly.
+
+serve(settings) -> state directory locked -> database migrated -> loop -> HTTP until SIGTERM
+"""
+
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from ipaddress import ip_address
+
+import uvicorn
+from fastapi import FastAPI
+
+from eagle3_core.contract.jobdir import read_json, write_json
+from server.api import jobs, pages, problems
+from server.api.access import AccessControl
+from server.api.context import AppContext
+from server.db.engine import Database
+from server.db.migrate import upgrade
+from server.errors import StartupError
+from server.services.auth import Gate, read_or_make_token
+from server.services.reconciler import Reconciler
+from server.services.runtime import Runtime
+from server.settings import Settings, unknown_variables
+from server.system import locks
+
+logger = logging.getLogger(__name__)
+
+
+def build_app(runtime: Runtime, gate: Gate, on_death: Callable[[], None], port: int) -> FastAPI:
+    """The application over an open runtime; its lifespan starts and stops the loop."""
+    loop = Reconciler(runtime, on_death)
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        loop.start()
+        yield
+        loop.stop()
+
+    app = FastAPI(title="Eyas", version=pages.VERSION, docs_url=None, redoc_url=None, lifespan=lifespan)
+    # Cookies do not know ports: two daemons on one host must not overwrite each other's.
+    cookie_name = f"eyas_session_{port}"
+    app.state.context = AppContext(runtime, gate, loop, cookie_name)
+    app.include_router(jobs.router)
+    app.include_router(pages.router)
+    problems.install(app)
+    hosts = frozenset(name.lower() for name in (runtime.settings.host, *runtime.settings.allowed_hosts))
+    app.add_middleware(AccessControl, gate=gate, cookie_name=cookie_name, hosts=hosts)
+    return app
+
+
+def serve(settings: Settings) -> None:
+    """Run the daemon until it is told to stop. Running jobs stay when it goes.
+
+    Raises:
+        StartupError: another daemon has the state directory, the address is taken, or the database is newer.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    settings.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = locks.take(settings.state / "daemon.lock")
+    if lock is None:
+        known = read_json(settings.address_file) or {}
+        where = f" at {known['url']} (pid {known['pid']})" if known else ""
+        raise StartupError(f"{settings.state} is in use by another daemon{where}; stop it or name another --state")
+    listener = _listen(settings.host, settings.port)
+    database = Database(settings.database)
+    try:
+        upgrade(database.engine)
+        _run(Runtime(settings, database), listener)
+    finally:
+        database.close()
+        settings.address_file.unlink(missing_ok=True)
+        locks.release(lock)
+
+
+def _run(runtime: Runtime, listener: socket.socket) -> None:
+    settings = runtime.settings
+    settings.jobs_dir.mkdir(exist_ok=True)
+    gate = Gate(runtime, read_or_make_token(settings.token_file))
+    port = listener.getsockname()[1]
+    url = f"http://{_in_url(settings.host)}:{port}"
+
+    died = threading.Event()
+
+    def on_death() -> None:
+        logger.critical("the loop that watches the jobs has died; stopping. Running jobs go on")
+        died.set()
+        server.should_exit = True
+
+    app = build_app(runtime, gate, on_death, port)
+    config = uvicorn.Config(app, log_config=None, access_log=False, server_header=False, timeout_graceful_shutdown=2)
+    server = uvicorn.Server(config)
+    write_json(settings.address_file, {"url": url, "pid": os.getpid()}, mode=0o600)
+    _announce(settings, url, gate)
+    # uvicorn raises the signal again once it has stopped; by then everything is done.
+    signal.signal(signal.SIGTERM, lambda _number, _frame: None)
+    signal.signal(signal.SIGINT, lambda _number, _frame: None)
+    server.run(sockets=[listener])
+    if died.is_set():
+        raise SystemExit(1)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # With the protocol named, asyncio sets TCP_NODELAY on connections; else each answer waits 40 ms for an ACK.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise StartupError(f"cannot listen on {host} port {port}: {error.strerror}") from None
+    listener.listen(512)
+    return listener
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this host can reach the address."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _announce(settings: Settings, url: str, gate: Gate) -> None:
+    roots = "\n           ".join(str(root) for root in settings.all_roots)
+    lines = [
+        f"Eyas {pages.VERSION} listens on {url}",
+        f"  page     {url}/login?code={gate.new_code()}  (once, within {settings.login_minutes:g} minutes)",
+        f"  state    {settings.state}",
+        f"  token    {settings.token_file}",
+        f"  roots    {roots}",
+    ]
+    if not is_loopback(settings.host):
+        lines.append(f"warning: {settings.host} can be reached from other hosts, and the connection is not encrypted")
+    lines += [f"warning: {text}" for text in unknown_variables()]
+    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.flush()

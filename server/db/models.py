@@ -1,0 +1,147 @@
+"""Tables. The job directories are the truth; these are an index of them, save the login sessions.
+
+jobs 1--n job_dependencies      what a job waits for
+     1--n attempts              process lives; `event_offset` = byte of events.jsonl read so far
+     1--n events                one row a line of events.jsonl
+     1--n checkpoints           with their verdicts
+login_sessions                  browser sessions, by hash
+"""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import JSON, Double, ForeignKey, Index, MetaData, String, Text, TypeDecorator, UniqueConstraint
+from sqlalchemy.engine import Dialect
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+NAMING = {
+    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    "ck": "ck_%(table_name)s_%(constraint_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
+    "pk": "pk_%(table_name)s",
+}
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """An aware UTC time as fixed-width text, which sorts by time. SQLite's own type drops the zone."""
+
+    impl = String(27)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> str | None:
+        """Aware time to text."""
+        if value is None:
+            return None
+        assert value.tzinfo is not None
+        return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> datetime | None:
+        """Text to aware time."""
+        return None if value is None else datetime.fromisoformat(value)
+
+
+class Base(DeclarativeBase):
+    """Base of all tables."""
+
+    metadata = MetaData(naming_convention=NAMING)
+    type_annotation_map = {  # noqa: RUF012
+        datetime: UtcDateTime,
+        float: Double,
+        dict[str, Any]: JSON,
+        list[dict[str, Any]]: JSON,
+    }
+
+
+class JobTable(Base):
+    """What was asked, what was decided about it, and what came of it."""
+
+    __tablename__ = "jobs"
+    __table_args__ = (Index(None, "state"), Index(None, "name"), {"sqlite_autoincrement": True})
+
+    number: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[str] = mapped_column(String(64), unique=True)
+    name: Mapped[str] = mapped_column(String(200))
+    stage: Mapped[str] = mapped_column(String(40))
+    params: Mapped[dict[str, Any]]
+    output_dir: Mapped[str] = mapped_column(Text)
+    created_at: Mapped[datetime]
+    state: Mapped[str] = mapped_column(String(20))
+    reason: Mapped[str | None] = mapped_column(String(40))
+    cause: Mapped[str | None] = mapped_column(Text)
+    hint: Mapped[str | None] = mapped_column(Text)
+    health: Mapped[str | None] = mapped_column(String(20))
+    waiting: Mapped[str | None] = mapped_column(Text)
+    started_at: Mapped[datetime | None]
+    ended_at: Mapped[datetime | None]
+    cancel_asked_at: Mapped[datetime | None]
+    cancel_grace_s: Mapped[float | None]
+    status: Mapped[str] = mapped_column(Text)
+    version: Mapped[int]
+
+
+class DependencyTable(Base):
+    """`job_id` waits for `needs_id`."""
+
+    __tablename__ = "job_dependencies"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    needs_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True, index=True)
+    position: Mapped[int]
+
+
+class AttemptTable(Base):
+    """One process life."""
+
+    __tablename__ = "attempts"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True)
+    state: Mapped[str] = mapped_column(String(20))
+    event_offset: Mapped[int]
+    created_at: Mapped[datetime]
+    started_at: Mapped[datetime | None]
+    stop_asked_at: Mapped[datetime | None]
+    ended_at: Mapped[datetime | None]
+    exit_record: Mapped[dict[str, Any] | None]
+
+
+class EventTable(Base):
+    """One line of events.jsonl."""
+
+    __tablename__ = "events"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    seq: Mapped[int] = mapped_column(primary_key=True)
+    attempt: Mapped[int]
+    type: Mapped[str] = mapped_column(String(20))
+    body: Mapped[str] = mapped_column(Text)
+
+
+class CheckpointTable(Base):
+    """A checkpoint a job wrote or judged."""
+
+    __tablename__ = "checkpoints"
+    __table_args__ = (UniqueConstraint("job_id", "path"),)
+
+    number: Mapped[int] = mapped_column(primary_key=True)
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"))
+    path: Mapped[str] = mapped_column(Text)
+    epoch: Mapped[int | None]
+    step: Mapped[int | None]
+    bytes: Mapped[int | None]
+    verdict: Mapped[str | None] = mapped_column(String(20))
+    findings: Mapped[list[dict[str, Any]]]
+    seconds: Mapped[float | None]
+    created_at: Mapped[datetime]
+    judged_at: Mapped[datetime | None]
+
+
+class LoginSessionTable(Base):
+    """A browser that came with a login link. Only a hash of its cookie is kept."""
+
+    __tablename__ = "login_sessions"
+
+    key_hash: Mapped[str] = mapped_column(String(64), primary_key=True)
+    created_at: Mapped[datetime]
+    expires_at: Mapped[datetime] = mapped_column(index=True)

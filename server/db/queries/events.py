@@ -1,0 +1,71 @@
+"""Events and the checkpoints they tell of."""
+
+from collections.abc import Sequence
+
+from sqlalchemy import insert, select
+from sqlalchemy.orm import Session
+
+from eagle3_core.contract.events import CheckpointEvent, Event, VerdictEvent
+from server.db.models import CheckpointTable, EventTable
+from server.domain.job import Checkpoint
+
+
+def record(session: Session, job_id: str, attempt: int, events: Sequence[tuple[Event, str]]) -> None:
+    """Store new events with their text, and what they say of checkpoints."""
+    if not events:
+        return
+    rows = [
+        {"job_id": job_id, "seq": event.seq, "attempt": attempt, "type": event.type, "body": text}
+        for event, text in events
+    ]
+    session.execute(insert(EventTable), rows)
+    for event, _ in events:
+        if isinstance(event, CheckpointEvent | VerdictEvent):
+            _note_checkpoint(session, job_id, event)
+
+
+def _note_checkpoint(session: Session, job_id: str, event: CheckpointEvent | VerdictEvent) -> None:
+    known = select(CheckpointTable).where(CheckpointTable.job_id == job_id, CheckpointTable.path == event.path)
+    row = session.scalar(known)
+    if row is None:
+        row = CheckpointTable(job_id=job_id, path=event.path, findings=[], created_at=event.time)
+        session.add(row)
+    if isinstance(event, CheckpointEvent):
+        row.epoch, row.step, row.bytes, row.created_at = event.epoch, event.step, event.bytes, event.time
+        row.verdict, row.findings, row.judged_at = None, [], None  # written anew by a later attempt
+    else:
+        row.verdict, row.findings = event.verdict, event.findings
+        row.seconds, row.judged_at = event.seconds, event.time
+    session.flush()
+
+
+def after(session: Session, job_id: str, seq: int, limit: int) -> list[tuple[int, str]]:
+    """Sequence number and text of the events behind `seq`, oldest first."""
+    statement = (
+        select(EventTable.seq, EventTable.body)
+        .where(EventTable.job_id == job_id, EventTable.seq > seq)
+        .order_by(EventTable.seq)
+        .limit(limit)
+    )
+    return [(row.seq, row.body) for row in session.execute(statement)]
+
+
+def checkpoints(session: Session, job_id: str) -> list[Checkpoint]:
+    """Checkpoints of a job, oldest first."""
+    rows = session.scalars(
+        select(CheckpointTable).where(CheckpointTable.job_id == job_id).order_by(CheckpointTable.number)
+    )
+    return [
+        Checkpoint(
+            path=row.path,
+            epoch=row.epoch,
+            step=row.step,
+            bytes=row.bytes,
+            verdict=row.verdict,
+            findings=row.findings,
+            seconds=row.seconds,
+            created_at=row.created_at,
+            judged_at=row.judged_at,
+        )
+        for row in rows
+    ]

@@ -1,0 +1,244 @@
+"""Jobs, their dependencies and attempts."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Any, cast
+
+from sqlalchemy import CursorResult, Select, Update, insert, select, update
+from sqlalchemy.orm import Session
+
+from server.db.models import AttemptTable, DependencyTable, JobTable
+from server.domain.job import Attempt, Dependency, Job, NewJob
+from server.domain.progress import Status
+from server.domain.states import FINAL_JOB, AttemptState, JobState
+
+_CHUNK = 500
+
+
+class Stale(Exception):
+    """The row is no longer in the state it was loaded in; load it again."""
+
+
+def insert_jobs(session: Session, jobs: Sequence[NewJob]) -> None:
+    """Store new jobs, in this order, and what each waits for."""
+    for job in jobs:
+        session.add(
+            JobTable(
+                id=job.id,
+                name=job.name,
+                stage=job.stage,
+                params=job.params,
+                output_dir=job.output_dir,
+                created_at=job.created_at,
+                state=JobState.QUEUED,
+                status=Status().model_dump_json(),
+                version=1,
+            )
+        )
+        session.flush()  # one by one, so that `number` follows the order
+    for job in jobs:
+        for position, needed in enumerate(job.depends_on):
+            session.add(DependencyTable(job_id=job.id, needs_id=needed, position=position))
+    session.flush()
+
+
+def get_job(session: Session, job_id: str) -> Job | None:
+    """One job, or None."""
+    found = _load(session, select(JobTable).where(JobTable.id == job_id))
+    return found[0] if found else None
+
+
+def newest_jobs(session: Session, limit: int) -> list[Job]:
+    """The newest jobs, newest first."""
+    return _load(session, select(JobTable).order_by(JobTable.number.desc()).limit(limit))
+
+
+def unfinished_jobs(session: Session) -> list[Job]:
+    """Every job that has not ended, oldest first."""
+    return _load(session, select(JobTable).where(JobTable.state.not_in(FINAL_JOB)).order_by(JobTable.number))
+
+
+def ids_named(session: Session, name: str) -> list[str]:
+    """Ids of the jobs with this name, newest first."""
+    return list(session.scalars(select(JobTable.id).where(JobTable.name == name).order_by(JobTable.number.desc())))
+
+
+def job_exists(session: Session, job_id: str) -> bool:
+    """Whether there is such a job."""
+    return session.scalar(select(JobTable.number).where(JobTable.id == job_id)) is not None
+
+
+def upstream_output_dirs(session: Session, job_ids: Iterable[str]) -> set[str]:
+    """Output directories of these jobs and of everything they wait for."""
+    seen: set[str] = set()
+    queue = list(job_ids)
+    while queue:
+        new = [job_id for job_id in queue if job_id not in seen]
+        seen.update(new)
+        queue = [
+            needed
+            for chunk in _chunks(new)
+            for needed in session.scalars(select(DependencyTable.needs_id).where(DependencyTable.job_id.in_(chunk)))
+        ]
+    return {
+        path
+        for chunk in _chunks(list(seen))
+        for path in session.scalars(select(JobTable.output_dir).where(JobTable.id.in_(chunk)))
+    }
+
+
+def live_output_dirs(session: Session) -> dict[str, str]:
+    """Output directory -> id of the unfinished job that will write there."""
+    rows = session.execute(select(JobTable.output_dir, JobTable.id).where(JobTable.state.not_in(FINAL_JOB)))
+    return {row.output_dir: row.id for row in rows}
+
+
+def ask_cancel(session: Session, job_id: str, grace_s: float, now: datetime) -> bool:
+    """Note that the job shall end; False when it has ended, or was asked before."""
+    statement = (
+        update(JobTable)
+        .where(JobTable.id == job_id, JobTable.state.not_in(FINAL_JOB), JobTable.cancel_asked_at.is_(None))
+        .values(cancel_asked_at=now, cancel_grace_s=grace_s, version=JobTable.version + 1)
+    )
+    return _changed(session, statement) == 1
+
+
+def begin_attempt(session: Session, job: Job, now: datetime) -> Job:
+    """Store that a queued job gets a process.
+
+    Raises:
+        Stale: it is not queued any more, or was cancelled meanwhile.
+    """
+    number = 1 if job.attempt is None else job.attempt.number + 1
+    statement = (
+        update(JobTable)
+        .where(JobTable.id == job.id, JobTable.state == job.state, JobTable.cancel_asked_at.is_(None))
+        .values(state=JobState.STARTING, waiting=None, version=JobTable.version + 1)
+    )
+    if _changed(session, statement) != 1:
+        raise Stale(job.id)
+    row = {"job_id": job.id, "number": number, "state": AttemptState.STARTING, "event_offset": 0, "created_at": now}
+    session.execute(insert(AttemptTable).values(row))
+    fresh = get_job(session, job.id)
+    assert fresh is not None
+    return fresh
+
+
+def save(session: Session, old: Job, new: Job, exit_record: dict[str, Any] | None = None) -> Job:
+    """Replace what the loop knows of a job; returns it with its new version.
+
+    Raises:
+        Stale: the stored job or attempt is not in the state `old` has.
+    """
+    statement = (
+        update(JobTable)
+        .where(JobTable.id == old.id, JobTable.state == old.state)
+        .values(
+            state=new.state,
+            reason=new.reason,
+            cause=new.cause,
+            hint=new.hint,
+            health=new.health,
+            waiting=new.waiting,
+            started_at=new.started_at,
+            ended_at=new.ended_at,
+            status=new.status.model_dump_json(),
+            version=JobTable.version + 1,
+        )
+    )
+    if _changed(session, statement) != 1:
+        raise Stale(old.id)
+    if new.cancel_asked_at is not None and old.cancel_asked_at is None:
+        ask = update(JobTable).where(JobTable.id == old.id, JobTable.cancel_asked_at.is_(None))
+        session.execute(ask.values(cancel_asked_at=new.cancel_asked_at, cancel_grace_s=new.cancel_grace_s))
+    if new.attempt is not None:
+        _save_attempt(session, old, new, exit_record)
+    row = session.execute(
+        select(JobTable.version, JobTable.cancel_asked_at, JobTable.cancel_grace_s).where(JobTable.id == old.id)
+    ).one()
+    return replace(new, version=row.version, cancel_asked_at=row.cancel_asked_at, cancel_grace_s=row.cancel_grace_s)
+
+
+def _save_attempt(session: Session, old: Job, new: Job, exit_record: dict[str, Any] | None) -> None:
+    assert old.attempt is not None
+    assert new.attempt is not None
+    values: dict[str, Any] = {
+        "state": new.attempt.state,
+        "event_offset": new.attempt.event_offset,
+        "started_at": new.attempt.started_at,
+        "stop_asked_at": new.attempt.stop_asked_at,
+        "ended_at": new.ended_at,
+    }
+    if exit_record is not None:
+        values["exit_record"] = exit_record
+    statement = update(AttemptTable).where(
+        AttemptTable.job_id == old.id,
+        AttemptTable.number == old.attempt.number,
+        AttemptTable.state == old.attempt.state,
+        AttemptTable.event_offset == old.attempt.event_offset,
+    )
+    if _changed(session, statement.values(values)) != 1:
+        raise Stale(old.id)
+
+
+def _changed(session: Session, statement: Update) -> int:
+    return cast("CursorResult[Any]", session.execute(statement)).rowcount
+
+
+def _chunks(ids: Sequence[str]) -> list[Sequence[str]]:
+    return [ids[start : start + _CHUNK] for start in range(0, len(ids), _CHUNK)]
+
+
+def _load(session: Session, statement: Select[JobTable]) -> list[Job]:
+    rows = list(session.scalars(statement))
+    ids = [row.id for row in rows]
+    needs: dict[str, list[Dependency]] = {}
+    attempts: dict[str, AttemptTable] = {}
+    for chunk in _chunks(ids):
+        joined = (
+            select(DependencyTable.job_id, JobTable.id, JobTable.name, JobTable.state, JobTable.reason)
+            .join(JobTable, JobTable.id == DependencyTable.needs_id)
+            .where(DependencyTable.job_id.in_(chunk))
+            .order_by(DependencyTable.position)
+        )
+        for job_id, needed, name, state, reason in session.execute(joined):
+            needs.setdefault(job_id, []).append(Dependency(needed, name, JobState(state), reason))
+        lives = select(AttemptTable).where(AttemptTable.job_id.in_(chunk)).order_by(AttemptTable.number)
+        for attempt in session.scalars(lives):
+            attempts[attempt.job_id] = attempt
+    return [_job(row, tuple(needs.get(row.id, ())), attempts.get(row.id)) for row in rows]
+
+
+def _job(row: JobTable, depends_on: tuple[Dependency, ...], attempt: AttemptTable | None) -> Job:
+    return Job(
+        number=row.number,
+        id=row.id,
+        name=row.name,
+        stage=row.stage,
+        params=row.params,
+        output_dir=row.output_dir,
+        created_at=row.created_at,
+        state=JobState(row.state),
+        reason=row.reason,
+        cause=row.cause,
+        hint=row.hint,
+        health=row.health,
+        waiting=row.waiting,
+        started_at=row.started_at,
+        ended_at=row.ended_at,
+        cancel_asked_at=row.cancel_asked_at,
+        cancel_grace_s=row.cancel_grace_s,
+        version=row.version,
+        status=Status.model_validate_json(row.status),
+        depends_on=depends_on,
+        attempt=None
+        if attempt is None
+        else Attempt(
+            number=attempt.number,
+            state=AttemptState(attempt.state),
+            event_offset=attempt.event_offset,
+            started_at=attempt.started_at,
+            stop_asked_at=attempt.stop_asked_at,
+        ),
+    )

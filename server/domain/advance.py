@@ -1,0 +1,126 @@
+"""What an observation of a job's directory makes of the job. Pure, so that every race can be tested.
+
+Observation (files, locks, processes) + Job --advance--> Job, new events
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from eagle3_core.contract.events import Event
+from server.domain.job import Job
+from server.domain.outcome import End, Why, explain, trigger_of
+from server.domain.progress import Status, add_warning, begin_attempt, end_attempt, fold, read_line
+from server.domain.states import FINAL_JOB, AttemptState, JobState, Trigger, job_state, move
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One look at a live attempt.
+
+    Attributes:
+        lines: (offset behind it, text) of each new line of events.jsonl.
+        more: lines are left; the end is not judged before all are read.
+        started_boottime_s: when the shim began; None until process.json names a stage.
+        supervised: the shim lives.
+        stop_ordered: control/cancel.json is there.
+        end: how it ended; None while it lives.
+        boottime_s: when the look was taken, and `now` on the wall clock.
+    """
+
+    now: datetime
+    boottime_s: float
+    lines: Sequence[tuple[int, bytes]] = ()
+    more: bool = False
+    started_boottime_s: float | None = None
+    supervised: bool = True
+    stop_ordered: bool = False
+    end: End | None = None
+
+
+def advance(job: Job, seen: Observation, quiet_after_s: float) -> tuple[Job, list[tuple[Event, str]]]:
+    """The job after an observation, and the events that are new in it."""
+    assert job.attempt is not None
+    if seen.started_boottime_s is not None and job.attempt.started_at is None:
+        job = _started(job, seen, seen.started_boottime_s)
+    if seen.stop_ordered:
+        job = stop_asked(job, seen.now)
+    job, events = _read_events(job, seen)
+    if seen.end is not None and not seen.more:
+        return finish(job, seen.end, seen.now), events
+    return replace(job, health=_health(job, seen, quiet_after_s)), events
+
+
+def finish(job: Job, end: End, now: datetime) -> Job:
+    """The job after the end of its attempt."""
+    assert job.attempt is not None
+    attempt = replace(job.attempt, state=move(job.attempt.state, trigger_of(end, job.status)))
+    state = job_state(job.intents, [attempt.state])
+    status = end_attempt(job.status, None if end.exit is None else end.exit.seconds)
+    if end.exit is not None and end.exit.left_behind:
+        text = f"{end.exit.left_behind} processes the stage left behind were ended"
+        status = add_warning(status, "left_behind", text, now)
+    ended = replace(job, attempt=attempt, state=state, status=status, health=None)
+    return conclude(ended, explain(state, end, status), now) if state in FINAL_JOB else ended
+
+
+def conclude(job: Job, why: Why | None, now: datetime) -> Job:
+    """A job that has ended, with the reason."""
+    job = replace(job, ended_at=now, waiting=None, health=None)
+    if why is None:
+        return job
+    return replace(job, reason=str(why.reason), cause=why.cause, hint=why.hint)
+
+
+def _started(job: Job, seen: Observation, boottime_s: float) -> Job:
+    assert job.attempt is not None
+    attempt = replace(job.attempt, state=move(job.attempt.state, Trigger.STARTED), started_at=seen.now)
+    return replace(
+        job,
+        attempt=attempt,
+        state=job_state(job.intents, [attempt.state]),
+        started_at=job.started_at or seen.now,
+        status=begin_attempt(job.status, boottime_s),
+    )
+
+
+def stop_asked(job: Job, now: datetime) -> Job:
+    """The job after an order to stop, which is a cancel also when it was put there while the daemon was away."""
+    assert job.attempt is not None
+    if job.attempt.state not in (AttemptState.STARTING, AttemptState.RUNNING):
+        return job
+    attempt = replace(job.attempt, state=move(job.attempt.state, Trigger.STOP_ASKED), stop_asked_at=now)
+    job = replace(job, attempt=attempt, cancel_asked_at=job.cancel_asked_at or now)
+    return replace(job, state=job_state(job.intents, [attempt.state]))
+
+
+def _read_events(job: Job, seen: Observation) -> tuple[Job, list[tuple[Event, str]]]:
+    assert job.attempt is not None
+    status: Status = job.status
+    offset = job.attempt.event_offset
+    events: list[tuple[Event, str]] = []
+    for end, line in seen.lines:
+        read = read_line(line)
+        if read is None:
+            text = f"the line at byte {offset} of events.jsonl (attempt {job.attempt.number}) is not an event"
+            status = add_warning(status, "broken_event", text, seen.now)
+        elif read[0].seq <= status.last_seq:
+            text = f"event {read[0].seq} came again after {status.last_seq} and is passed over"
+            status = add_warning(status, "repeated_event", text, seen.now)
+        else:
+            if read[0].seq != status.last_seq + 1:
+                text = f"events {status.last_seq + 1} to {read[0].seq - 1} are missing"
+                status = add_warning(status, "missing_events", text, seen.now)
+            status = fold(status, read[0])
+            events.append(read)
+        offset = end
+    return replace(job, status=status, attempt=replace(job.attempt, event_offset=offset)), events
+
+
+def _health(job: Job, seen: Observation, quiet_after_s: float) -> str | None:
+    if job.state not in (JobState.RUNNING, JobState.STOPPING) or seen.started_boottime_s is None:
+        return None
+    if not seen.supervised:
+        return "unsupervised"
+    last = job.status.last_boottime_s
+    return "quiet" if last is not None and seen.boottime_s - last > quiet_after_s else "ok"

@@ -1,0 +1,90 @@
+"""Jobs and attempts as the daemon handles them, free of the database."""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from server.domain.progress import Status
+from server.domain.states import AttemptState, Intents, JobState
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One process life. `event_offset` is the byte of events.jsonl up to which its events are stored."""
+
+    number: int
+    state: AttemptState
+    event_offset: int = 0
+    started_at: datetime | None = None
+    stop_asked_at: datetime | None = None
+
+
+@dataclass(frozen=True)
+class Dependency:
+    """A job this one waits for."""
+
+    id: str
+    name: str
+    state: JobState
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job with its latest attempt."""
+
+    number: int
+    id: str
+    name: str
+    stage: str
+    params: dict[str, Any]
+    output_dir: str
+    created_at: datetime
+    state: JobState = JobState.QUEUED
+    reason: str | None = None
+    cause: str | None = None
+    hint: str | None = None
+    health: str | None = None
+    waiting: str | None = None
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    cancel_asked_at: datetime | None = None
+    cancel_grace_s: float | None = None
+    version: int = 1
+    status: Status = field(default_factory=Status)
+    depends_on: tuple[Dependency, ...] = ()
+    attempt: Attempt | None = None
+
+    @property
+    def intents(self) -> Intents:
+        """What was decided about the job."""
+        failed = any(d.state in (JobState.FAILED, JobState.CANCELLED) for d in self.depends_on)
+        return Intents(cancel=self.cancel_asked_at is not None, dependency_failed=failed)
+
+
+@dataclass(frozen=True)
+class NewJob:
+    """A job about to be stored; `depends_on` holds ids."""
+
+    id: str
+    name: str
+    stage: str
+    params: dict[str, Any]
+    output_dir: str
+    created_at: datetime
+    depends_on: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint a job wrote or judged."""
+
+    path: str
+    epoch: int | None
+    step: int | None
+    bytes: int | None
+    verdict: str | None
+    findings: list[dict[str, Any]]
+    seconds: float | None
+    created_at: datetime
+    judged_at: datetime | None

@@ -1,0 +1,113 @@
+"""Errors of the daemon.
+
+ServiceError                what a client is told, as problem+json
+|- Unauthorized       401
+|- Forbidden          403   outside the roots, a foreign Host or Origin
+|- NotFound           404
+|- Conflict           409
+|- TooLarge           413
+|- NotJson            415
+|- Invalid            422   with one entry per field
+|- Unavailable        503   the database cannot be used at the moment
+StartupError                what the operator is told when the daemon cannot start
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+@dataclass(frozen=True)
+class FieldError:
+    """One fault of a request. `pointer` is a JSON pointer into the body."""
+
+    pointer: str
+    message: str
+    suggestion: str | None = None
+
+
+class ServiceError(Exception):
+    """Base of what a client is told."""
+
+    status: ClassVar[int] = 500
+    kind: ClassVar[str] = "internal"
+    title: ClassVar[str] = "Internal error"
+
+    def __init__(self, detail: str, errors: Sequence[FieldError] = ()) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.errors = tuple(errors)
+
+
+class Unauthorized(ServiceError):
+    """No token, no session, or a wrong one."""
+
+    status = 401
+    kind = "unauthorized"
+    title = "Not signed in"
+
+
+class Forbidden(ServiceError):
+    """Known, but not allowed."""
+
+    status = 403
+    kind = "forbidden"
+    title = "Not allowed"
+
+
+class NotFound(ServiceError):
+    """There is no such thing."""
+
+    status = 404
+    kind = "not-found"
+    title = "Not found"
+
+
+class Conflict(ServiceError):
+    """The request contradicts the present state."""
+
+    status = 409
+    kind = "conflict"
+    title = "Conflict"
+
+
+class TooLarge(ServiceError):
+    """The body is larger than accepted."""
+
+    status = 413
+    kind = "too-large"
+    title = "Request too large"
+
+
+class NotJson(ServiceError):
+    """The body is not announced as JSON."""
+
+    status = 415
+    kind = "not-json"
+    title = "Content-Type must be application/json"
+
+
+class Invalid(ServiceError):
+    """The request cannot be carried out as it is."""
+
+    status = 422
+    kind = "invalid-request"
+    title = "Invalid request"
+
+    @classmethod
+    def of(cls, errors: Sequence[FieldError]) -> "Invalid":
+        """From its faults; the detail is the first one."""
+        more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+        return cls(f"{errors[0].pointer or 'body'}: {errors[0].message}{more}", errors)
+
+
+class Unavailable(ServiceError):
+    """The database cannot be used at the moment: locked for too long, disk full, unreadable."""
+
+    status = 503
+    kind = "unavailable"
+    title = "Temporarily unavailable"
+
+
+class StartupError(Exception):
+    """The daemon cannot start; the message is for the terminal."""

@@ -1,0 +1,251 @@
+"""The loop: the only one who starts and signals processes, and who moves jobs.
+
+    bell or tick -> load (unfinished jobs, only after an intent or an end) -> for each live attempt:
+                        act: order a stop, look at directory and processes    (no database)
+                        apply: rows, events and offset in one transaction     (guarded by the state they were loaded in)
+                 -> for each queued job: start, finish or wait
+
+It may be killed anywhere. What it did is in the files; what it did not store is seen again at the next look.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from eagle3_core.contract.events import Event
+from eagle3_core.contract.jobdir import JOB_ID_VARIABLE, write_json
+from server.db.queries import events as event_queries
+from server.db.queries import jobs as job_queries
+from server.domain.advance import Observation, advance, conclude, finish, stop_asked
+from server.domain.job import Job
+from server.domain.outcome import End, ExitRecord
+from server.domain.queue import Finish, Start, Wait, decide
+from server.domain.states import FINAL_JOB, LIVE_JOB, AttemptState, JobState, job_state
+from server.errors import Unavailable
+from server.services.observer import NeverBegan, observe
+from server.services.records import write_record, write_spec
+from server.services.runtime import Runtime
+from server.settings import worker_environment
+from server.system import clock, locks, process
+from server.system.process import Child, ProcessRecord
+
+logger = logging.getLogger(__name__)
+
+IDLE_S = 0.5
+RUNNING_S = 0.2
+MOVING_S = 0.03
+
+assert JOB_ID_VARIABLE.startswith("EYAS_")  # or worker_environment would hand an outer job's mark on
+
+
+class Reconciler:
+    """One thread that brings stored state and real processes together, again and again."""
+
+    def __init__(self, runtime: Runtime, on_death: Callable[[], None]) -> None:
+        self._runtime = runtime
+        self._on_death = on_death
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="reconciler")
+        self._jobs: dict[str, Job] = {}
+        self._children: dict[str, Child] = {}
+        self._leaving: list[Child] = []
+        self._terminated: dict[str, float] = {}
+        self._troubles: dict[str, str] = {}
+        self._reload = True
+        self._again = False
+
+    def start(self) -> None:
+        """Begin; adoption of what runs already is simply the first round."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End soon; running jobs go on without us."""
+        self._stopping.set()
+        self._runtime.wake()
+        self._thread.join()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the loop turns."""
+        return self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                if self._runtime.bell.is_set():
+                    self._runtime.bell.clear()
+                    self._reload = True
+                try:
+                    self.round()
+                except Unavailable as error:
+                    logger.error("%s; trying again", error.detail)
+                    self._reload, self._again = True, False
+                self._runtime.bell.wait(self._pause())
+        finally:
+            if not self._stopping.is_set():
+                self._on_death()
+
+    def _pause(self) -> float:
+        states = {job.state for job in self._jobs.values()}
+        if self._again:
+            return 0.0
+        if states & {JobState.STARTING, JobState.STOPPING}:
+            return MOVING_S
+        return RUNNING_S if JobState.RUNNING in states else IDLE_S
+
+    def round(self) -> None:
+        """One turn over all unfinished jobs."""
+        self._again = False
+        self._leaving = [child for child in self._leaving if child.exit_code() is None]
+        if self._reload:
+            self._load()
+        for job in [job for job in self._jobs.values() if job.state in LIVE_JOB]:
+            self._guarded(job, self._attend)
+        if self._reload:  # an end may have freed a slot or what depends on it
+            self._load()
+        for decision in decide(list(self._jobs.values()), self._runtime.settings.max_running):
+            match decision:
+                case Start(job):
+                    self._guarded(job, self._launch)
+                case Finish(job, why):
+                    state = job_state(job.intents, [])
+                    ended = conclude(replace(job, state=state), why, clock.utc_now())
+                    self._guarded(job, partial(self._apply, new=ended))
+                case Wait(job, waiting) if waiting != job.waiting:
+                    self._guarded(job, partial(self._apply, new=replace(job, waiting=waiting)))
+
+    def _load(self) -> None:
+        with self._runtime.database.read() as session:
+            self._jobs = {job.id: job for job in job_queries.unfinished_jobs(session)}
+        self._reload = False
+
+    def _guarded(self, job: Job, step: Callable[[Job], None]) -> None:
+        """Do one step for one job; trouble with it must not stop the others."""
+        try:
+            step(job)
+            self._troubles.pop(job.id, None)
+        except job_queries.Stale:
+            self._reload = self._again = True
+        except Unavailable:
+            raise
+        except Exception as error:  # around one job in the loop: the others go on
+            text = f"{type(error).__name__}: {error}"
+            if self._troubles.get(job.id) != text:
+                logger.exception("job %s (%s) cannot be attended to", job.id, job.state)
+            self._troubles[job.id] = text
+
+    def _attend(self, job: Job) -> None:
+        """Look at a live job, act on its intents, store what is new."""
+        assert job.attempt is not None
+        directory = self._runtime.job_dir(job.id)
+        if job.cancel_asked_at is not None and not directory.cancel.exists():
+            directory.control.mkdir(parents=True, exist_ok=True)
+            write_json(directory.cancel, {"grace_s": self._grace_of(job)})
+        try:
+            seen, record = observe(directory, job.attempt, self._children.get(job.id))
+        except NeverBegan:
+            self._begin_again(job)
+            return
+        if record is not None and seen.end is None and not seen.supervised:
+            self._stop_unsupervised(job, record)
+        new, events = advance(job, seen, self._runtime.settings.quiet_after_s)
+        self._again |= seen.more
+        if new != job:
+            self._apply(job, new, events, seen)
+
+    def _begin_again(self, job: Job) -> None:
+        """A daemon died between storing the attempt and starting it."""
+        assert job.attempt is not None
+        if job.attempt.state == AttemptState.STARTING and job.cancel_asked_at is None:
+            self._spawn(job)
+        else:
+            now = clock.utc_now()
+            self._apply(job, finish(stop_asked(job, now), End(None), now))
+
+    def _launch(self, job: Job) -> None:
+        with self._runtime.database.write() as session:
+            started = job_queries.begin_attempt(session, job, clock.utc_now())
+        self._keep(started)
+        self._spawn(started)
+
+    def _spawn(self, job: Job) -> None:
+        """Directory, then lock, then process. A crash anywhere leaves it started once or not at all."""
+        assert job.attempt is not None
+        directory = self._runtime.job_dir(job.id)
+        attempt = directory.attempt(job.attempt.number)
+        try:
+            write_spec(self._runtime, write_record(self._runtime, job.id))
+            attempt.path.mkdir(parents=True, exist_ok=True)
+            lock = locks.take(attempt.lock)
+            if lock is None:
+                return  # it lives after all; the next look adopts it
+            try:
+                self._children[job.id] = process.spawn(
+                    self._runtime.settings.worker_python,
+                    attempt.path,
+                    attempt.log,
+                    lock,
+                    worker_environment(job.id, lock),
+                )
+            finally:
+                locks.release(lock)
+        except OSError as error:
+            failed = End(ExitRecord(error=f"{type(error).__name__}: {error}"))
+            self._apply(job, finish(job, failed, clock.utc_now()))
+
+    def _stop_unsupervised(self, job: Job, record: ProcessRecord) -> None:
+        """Do the dead shim's duty: end the stage that was asked to stop."""
+        assert job.attempt is not None
+        if job.attempt.stop_asked_at is None or record.stage is None:
+            return
+        since = self._terminated.get(job.id)
+        if since is None:
+            self._terminated[job.id] = clock.boottime()
+            process.terminate(record.stage)
+        elif clock.boottime() - since >= self._grace_of(job):
+            process.kill_marked(job.id)
+
+    def _grace_of(self, job: Job) -> float:
+        return self._runtime.settings.grace_s if job.cancel_grace_s is None else job.cancel_grace_s
+
+    def _apply(
+        self,
+        old: Job,
+        new: Job,
+        events: Sequence[tuple[Event, str]] = (),
+        seen: Observation | None = None,
+    ) -> None:
+        """Store what has changed, events and offset in one transaction, and show it."""
+        exit_record: dict[str, Any] | None = None
+        if seen is not None and seen.end is not None and seen.end.exit is not None:
+            exit_record = seen.end.exit.model_dump()
+        with self._runtime.database.write() as session:
+            stored = job_queries.save(session, old, new, exit_record)
+            if new.attempt is not None:
+                event_queries.record(session, new.id, new.attempt.number, events)
+        try:
+            if stored.state in FINAL_JOB:
+                self._ended(stored, seen)
+        finally:
+            self._keep(stored)  # shown last: whoever sees the end finds it in record.json too
+
+    def _keep(self, job: Job) -> None:
+        self._runtime.snapshots.put(job)
+        if job.state in FINAL_JOB:
+            self._jobs.pop(job.id, None)
+        else:
+            self._jobs[job.id] = job
+
+    def _ended(self, job: Job, seen: Observation | None) -> None:
+        self._reload = self._again = True
+        if seen is not None and seen.end is not None and seen.end.exit is None:
+            process.kill_marked(job.id)  # nobody else is left to clear up
+        self._terminated.pop(job.id, None)
+        child = self._children.pop(job.id, None)
+        if child is not None and child.exit_code() is None:
+            self._leaving.append(child)
+        write_record(self._runtime, job.id)
+        logger.info("job %s (%s): %s", job.id, job.name, job.state + (f": {job.reason}" if job.reason else ""))

@@ -1,0 +1,241 @@
+"""From a request to stored jobs: all of a chain or nothing.
+
+names -> stages and params -> dependencies (no cycle) -> paths -> content -> one transaction -> directories
+"""
+
+import difflib
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from eagle3_core.contract.params import STAGES, StageParams
+from server.db.queries import jobs as job_queries
+from server.domain.ids import is_job_id, new_job_id
+from server.domain.job import Job, NewJob
+from server.errors import FieldError, Forbidden, Invalid, Unavailable
+from server.services.paths import PathRules, path_error, resolve
+from server.services.preflight import check_content
+from server.services.records import write_record, write_spec
+from server.services.runtime import Runtime
+from server.system import clock
+
+
+class JobRequest(BaseModel):
+    """One job: a stage and its parameters."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str | None = Field(None, min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")
+    stage: str = Field(description="prepare, extract, train, validate or evaluate")
+    params: dict[str, Any] = Field(description="the parameters of the stage")
+    depends_on: list[str] = Field([], max_length=100, description="ids of jobs, or names of jobs of this chain")
+
+
+class ChainRequest(BaseModel):
+    """Several jobs, stored together or not at all."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    jobs: list[JobRequest] = Field(min_length=1, max_length=100)
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """A job of the request on its way to being stored."""
+
+    id: str
+    name: str
+    pointer: str
+    stage: str
+    params: StageParams
+    request: JobRequest
+    output_dir: Path
+    depends_on: tuple[str, ...] = ()
+
+
+def submit(runtime: Runtime, request: JobRequest | ChainRequest) -> list[Job]:
+    """Store the jobs of a request.
+
+    Raises:
+        Invalid: with a pointer to each faulty field.
+        Forbidden: a path lies outside the roots.
+    """
+    chain = isinstance(request, ChainRequest)
+    requests = request.jobs if isinstance(request, ChainRequest) else [request]
+    drafts = [_draft(runtime, one, f"/jobs/{place}" if chain else "") for place, one in enumerate(requests)]
+    _refuse(_duplicate_names(drafts))
+    drafts = _with_dependencies(runtime, drafts)
+    _check_paths(runtime, drafts)
+    for draft in drafts:
+        _refuse(list(check_content(draft.params, f"{draft.pointer}/params")))
+    return _store(runtime, drafts)
+
+
+def nearest(word: str, known: Collection[str]) -> str | None:
+    """The known word a misspelt one most resembles, or None."""
+    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return found[0] if found else None
+
+
+def _refuse(errors: Sequence[FieldError]) -> None:
+    if errors:
+        raise Invalid.of(errors)
+
+
+def _draft(runtime: Runtime, request: JobRequest, pointer: str) -> _Draft:
+    params_class = STAGES.get(request.stage)
+    if params_class is None:
+        text = f"{request.stage!r} is not a stage; there are {', '.join(sorted(STAGES))}"
+        raise Invalid.of([FieldError(f"{pointer}/stage", text, nearest(request.stage, STAGES))])
+    try:
+        params = params_class.model_validate(request.params)
+    except ValidationError as error:
+        raise Invalid.of(_field_errors(error, params_class, f"{pointer}/params")) from None
+    job_id = new_job_id()
+    named = params.paths().get("output_dir")
+    output_dir = runtime.job_dir(job_id).artifacts if named is None else resolve(named[1])
+    return _Draft(job_id, request.name or request.stage, pointer, request.stage, params, request, output_dir)
+
+
+def _field_errors(error: ValidationError, params_class: type[StageParams], pointer: str) -> list[FieldError]:
+    found = []
+    for fault in error.errors(include_url=False, include_context=False, include_input=False):
+        place = "/".join(str(part) for part in fault["loc"])
+        where = f"{pointer}/{place}" if place else pointer
+        if fault["type"] == "extra_forbidden":
+            name = str(fault["loc"][-1])
+            near = nearest(name, params_class.model_fields)
+            text = f"{name} is not a field of {params_class.stage}" + (f"; did you mean {near}?" if near else "")
+            found.append(FieldError(where, text, near))
+        else:
+            found.append(FieldError(where, fault["msg"].removeprefix("Value error, ")))
+    return found
+
+
+def _duplicate_names(drafts: Sequence[_Draft]) -> list[FieldError]:
+    seen: dict[str, str] = {}
+    errors = []
+    for draft in drafts:
+        if draft.name in seen:
+            text = f"{draft.name!r} is also the name of {seen[draft.name]}; names in a chain must differ"
+            errors.append(FieldError(f"{draft.pointer}/name", text))
+        seen.setdefault(draft.name, draft.pointer)
+    return errors
+
+
+def _with_dependencies(runtime: Runtime, drafts: Sequence[_Draft]) -> list[_Draft]:
+    """Names and ids of `depends_on` as ids."""
+    own = {draft.name: draft.id for draft in drafts}
+    errors: list[FieldError] = []
+    resolved = []
+    with runtime.database.read() as session:
+        for draft in drafts:
+            ids: list[str] = []
+            for place, word in enumerate(draft.request.depends_on):
+                pointer = f"{draft.pointer}/depends_on/{place}"
+                if word in own:
+                    ids.append(own[word])
+                elif is_job_id(word) and job_queries.job_exists(session, word):
+                    ids.append(word)
+                elif len(named := job_queries.ids_named(session, word)) == 1:
+                    ids.append(named[0])
+                elif named:
+                    errors.append(FieldError(pointer, f"{len(named)} jobs are called {word!r}; give the id of one"))
+                else:
+                    near = nearest(word, own)
+                    errors.append(FieldError(pointer, f"there is no job {word!r}", near))
+            resolved.append(replace(draft, depends_on=tuple(dict.fromkeys(ids))))
+    _refuse(errors)
+    _refuse(_cycle(resolved))
+    return resolved
+
+
+def _cycle(drafts: Sequence[_Draft]) -> list[FieldError]:
+    """A fault for each job that waits, in the end, for itself."""
+    left = {draft.id: draft for draft in drafts}
+    while free := [draft for draft in left.values() if not any(needed in left for needed in draft.depends_on)]:
+        for draft in free:
+            del left[draft.id]
+    names = ", ".join(draft.name for draft in left.values())
+    text = f"these jobs wait for one another in a circle: {names}"
+    return [FieldError(f"{draft.pointer}/depends_on", text) for draft in left.values()]
+
+
+def _check_paths(runtime: Runtime, drafts: Sequence[_Draft]) -> None:
+    rules = PathRules(runtime.settings)
+    outside = [
+        fault
+        for draft in drafts
+        for field, (_, path) in draft.params.paths().items()
+        for fault in path_error(f"{draft.pointer}/params/{field}", rules.outside(path))
+    ]
+    if outside:
+        raise Forbidden(f"{outside[0].pointer}: {outside[0].message}", outside)
+    with runtime.database.read() as session:
+        claimed = {Path(path): f"job {job}" for path, job in job_queries.live_output_dirs(session).items()}
+        existing = {
+            draft.id: job_queries.upstream_output_dirs(session, _outside_needs(draft, drafts)) for draft in drafts
+        }
+    errors: list[FieldError] = []
+    for draft in drafts:
+        coming = {Path(path) for path in existing[draft.id]} | _upstream(draft, drafts)
+        for field, (role, path) in draft.params.paths().items():
+            pointer = f"{draft.pointer}/params/{field}"
+            if role == "input":
+                errors += path_error(pointer, rules.unreadable(path, coming))
+            else:
+                errors += path_error(pointer, rules.unwritable(path, claimed))
+                claimed[draft.output_dir] = f"{draft.name} in this chain"
+    _refuse(errors)
+
+
+def _needs(draft: _Draft, drafts: Sequence[_Draft]) -> list[_Draft]:
+    """The jobs of this chain that one waits for, directly or not; there is no circle any more."""
+    by_id = {other.id: other for other in drafts}
+    direct = [by_id[needed] for needed in draft.depends_on if needed in by_id]
+    return direct + [further for other in direct for further in _needs(other, drafts)]
+
+
+def _upstream(draft: _Draft, drafts: Sequence[_Draft]) -> set[Path]:
+    return {other.output_dir for other in _needs(draft, drafts)}
+
+
+def _outside_needs(draft: _Draft, drafts: Sequence[_Draft]) -> set[str]:
+    own = {other.id for other in drafts}
+    return {needed for one in [draft, *_needs(draft, drafts)] for needed in one.depends_on if needed not in own}
+
+
+def _store(runtime: Runtime, drafts: Sequence[_Draft]) -> list[Job]:
+    """Rows first, in one transaction; then the directories; only then the answer."""
+    now = clock.utc_now()
+    new = [
+        NewJob(
+            id=draft.id,
+            name=draft.name,
+            stage=draft.stage,
+            params=draft.params.model_dump(mode="json"),
+            output_dir=str(draft.output_dir),
+            created_at=now,
+            depends_on=draft.depends_on,
+        )
+        for draft in drafts
+    ]
+    with runtime.database.write() as session:
+        job_queries.insert_jobs(session, new)
+    try:
+        jobs = [write_record(runtime, job.id) for job in new]
+        for job in jobs:
+            write_spec(runtime, job)
+    except OSError as error:
+        with runtime.database.write() as session:
+            for one in new:
+                job_queries.ask_cancel(session, one.id, 0.0, now)
+        raise Unavailable(f"the job directories cannot be written, the jobs are cancelled: {error}") from error
+    finally:
+        runtime.wake()
+    for job in jobs:
+        runtime.snapshots.put(job)
+    return jobs

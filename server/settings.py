@@ -1,0 +1,94 @@
+"""Settings of the daemon, and the only place that reads the environment.
+
+Each field is also a variable with the prefix EYAS_, for instance EYAS_PORT. Lists are JSON: EYAS_ROOTS='["/data"]'.
+"""
+
+import difflib
+import os
+import sys
+from pathlib import Path
+
+from pydantic import Field, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from eagle3_core.contract.exits import DEFAULT_GRACE_S
+from eagle3_core.contract.jobdir import JOB_ID_VARIABLE, LOCK_FD_VARIABLE
+
+_OTHERS = frozenset({"EYAS_URL", "EYAS_TOKEN", JOB_ID_VARIABLE, LOCK_FD_VARIABLE})
+"""Variables with our prefix that are read by the client or handed to workers."""
+
+
+class Settings(BaseSettings):
+    """How one daemon runs."""
+
+    model_config = SettingsConfigDict(env_prefix="EYAS_", frozen=True)
+
+    state: Path = Field(Path("~/.local/state/eyas"), description="state directory")
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(8765, ge=0, le=65535, description="0 takes a free one")
+    roots: tuple[Path, ...] = Field((), description="directories jobs may read and write, besides the state directory")
+    allowed_hosts: tuple[str, ...] = Field((), description="further names accepted in the Host header")
+    worker_python: Path = Field(Path(sys.executable), description="interpreter with the trainer's environment")
+    max_running: int = Field(1, ge=1, description="jobs that run at the same time")
+    grace_s: float = Field(DEFAULT_GRACE_S, ge=0, description="seconds a cancelled stage has to put its work down")
+    quiet_after_s: float = Field(60.0, gt=0, description="seconds without an event that make `health` quiet")
+    session_hours: float = Field(12.0, gt=0, description="life of a browser session")
+    login_minutes: float = Field(10.0, gt=0, description="life of a login link")
+
+    @field_validator("state", mode="after")
+    @classmethod
+    def _absolute_state(cls, value: Path) -> Path:
+        return value.expanduser().resolve()
+
+    @field_validator("roots", mode="after")
+    @classmethod
+    def _absolute_roots(cls, value: tuple[Path, ...]) -> tuple[Path, ...]:
+        return tuple(root.expanduser().resolve() for root in value)
+
+    @field_validator("worker_python", mode="after")
+    @classmethod
+    def _absolute_python(cls, value: Path) -> Path:
+        return value.expanduser().absolute()  # not resolved: a link in a venv is what makes it that venv's python
+
+    @property
+    def jobs_dir(self) -> Path:
+        """Where the job directories are."""
+        return self.state / "jobs"
+
+    @property
+    def database(self) -> Path:
+        """The index of the job directories."""
+        return self.state / "eyas.db"
+
+    @property
+    def token_file(self) -> Path:
+        """The bearer token, mode 0600."""
+        return self.state / "token"
+
+    @property
+    def address_file(self) -> Path:
+        """Where a client on this host finds the daemon: {"url", "pid"}."""
+        return self.state / "daemon.json"
+
+    @property
+    def all_roots(self) -> tuple[Path, ...]:
+        """The state directory and `roots`, each once."""
+        return tuple(dict.fromkeys((self.state, *self.roots)))
+
+
+def unknown_variables() -> list[str]:
+    """One warning for each EYAS_ variable that means nothing."""
+    known = {f"EYAS_{name.upper()}" for name in Settings.model_fields} | _OTHERS
+    warnings = []
+    for name in sorted(os.environ):
+        if name.startswith("EYAS_") and name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            warnings.append(f"{name} is not a setting" + (f"; did you mean {near[0]}?" if near else ""))
+    return warnings
+
+
+def worker_environment(job_id: str, lock_fd: int) -> dict[str, str]:
+    """The environment of a job: the daemon's own without its settings, and the job's mark."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("EYAS_")}
+    own = {JOB_ID_VARIABLE: job_id, LOCK_FD_VARIABLE: str(lock_fd), "PYTHONUNBUFFERED": "1"}
+    return {**inherited, **own}

@@ -1,0 +1,215 @@
+"use strict";
+/* The status page: asks every two seconds and shows text only as text. */
+
+const REFRESH_MS = 2000;
+const TAIL_BYTES = 32768;
+const LIVE = new Set(["queued", "starting", "running", "stopping"]);
+const byId = (id) => document.getElementById(id);
+
+let selected = decodeURIComponent(location.hash.slice(1)) || null;
+let log = { job: null, attempt: null, offset: 0, decoder: null };
+
+function element(tag, className, text) {
+  const made = document.createElement(tag);
+  if (className) made.className = className;
+  if (text !== undefined && text !== null) made.textContent = text;
+  return made;
+}
+
+async function ask(path, options) {
+  const answer = await fetch(path, options);
+  if (answer.status === 401) throw new Error("signed out; run `eyas login` for a new link");
+  if (!answer.ok) throw new Error(`the daemon answered ${answer.status}`);
+  return answer;
+}
+
+const askJson = async (path) => (await ask(path)).json();
+
+function duration(seconds) {
+  if (seconds === null) return null;
+  const whole = Math.round(seconds);
+  if (whole < 60) return `${whole} s`;
+  if (whole < 3600) return `${Math.floor(whole / 60)} min ${whole % 60} s`;
+  return `${Math.floor(whole / 3600)} h ${Math.floor((whole % 3600) / 60)} min`;
+}
+
+const number = (value, digits = 4) => (typeof value === "number" ? Number(value.toPrecision(digits)).toString() : null);
+
+function stateOf(job) {
+  return element("span", `state ${job.state}`, job.health && job.health !== "ok" ? `${job.state}, ${job.health}` : job.state);
+}
+
+function bar(job) {
+  const made = element("progress");
+  made.max = job.steps;
+  made.value = job.step;
+  made.setAttribute("aria-label", `${job.step} of ${job.steps} steps`);
+  return made;
+}
+
+function jobRow(job) {
+  const item = element("li");
+  const button = element("button");
+  button.type = "button";
+  button.dataset.id = job.id;
+  button.setAttribute("aria-current", String(job.id === selected));
+  const top = element("div", "line");
+  top.append(element("span", "name", job.name), element("span", "faint small", job.stage), stateOf(job));
+  button.append(top);
+  if (job.steps && job.step !== null) button.append(bar(job));
+  const facts = [];
+  if (job.epoch !== null && job.epochs) facts.push(`epoch ${job.epoch + 1} of ${job.epochs}`);
+  if (job.steps) facts.push(`${job.step} of ${job.steps}`);
+  if (job.loss !== null) facts.push(`loss ${number(job.loss)}`);
+  if (job.eta_s !== null) facts.push(`${duration(job.eta_s)} left`);
+  if (job.warnings_total) facts.push(`${job.warnings_total} warnings`);
+  const bottom = element("div", "line small");
+  bottom.append(element("span", "faint", facts.length && LIVE.has(job.state) && job.state !== "queued" ? facts.join(" · ") : job.summary));
+  if (job.last_checkpoint) {
+    const verdict = job.last_checkpoint.verdict;
+    bottom.append(element("span", `verdict ${verdict || ""}`, verdict || "not judged yet"));
+  }
+  button.append(bottom);
+  item.append(button);
+  return item;
+}
+
+function showJobs(jobs) {
+  const focused = document.activeElement?.dataset?.id;
+  byId("no-jobs").hidden = jobs.length > 0;
+  byId("jobs").replaceChildren(...jobs.map(jobRow));
+  if (focused) byId("jobs").querySelector(`[data-id="${CSS.escape(focused)}"]`)?.focus();
+}
+
+function pairs(list, entries) {
+  list.replaceChildren(
+    ...entries
+      .filter(([, value]) => value !== null && value !== undefined && value !== "")
+      .flatMap(([name, value]) => [element("dt", "", name), element("dd", "", String(value))]),
+  );
+}
+
+function showJob(job) {
+  byId("detail").hidden = false;
+  byId("detail-title").textContent = `${job.name} (${job.id})`;
+  byId("detail-summary").textContent = job.summary;
+  byId("detail-hint").textContent = job.hint || "";
+  byId("detail-hint").hidden = !job.hint;
+  byId("cancel").hidden = !LIVE.has(job.state);
+  pairs(byId("facts"), [
+    ["Phase", job.phase],
+    ["Epoch", job.epoch === null ? null : `${job.epoch + 1} of ${job.epochs}`],
+    [job.unit ? `Progress (${job.unit})` : "Step", job.steps ? `${job.step} of ${job.steps}` : null],
+    ["Loss", number(job.loss)],
+    ["Accuracy by step", job.accuracy ? job.accuracy.map((one) => number(one, 3) ?? "–").join(", ") : null],
+    ["Learning rate", number(job.lr, 3)],
+    ["Tokens/s", number(job.tokens_per_s)],
+    ["Elapsed", duration(job.elapsed_s)],
+    ["Left, about", duration(job.eta_s)],
+    ["Output", job.output_dir],
+    ["Result", job.result ? JSON.stringify(job.result.data) : null],
+  ]);
+  showEpochs(job.epochs_done);
+  byId("warnings").hidden = !job.warnings.length;
+  byId("warnings").querySelector("ul").replaceChildren(
+    ...job.warnings.map((one) => element("li", "small hint", `${one.code}: ${one.message}${one.count > 1 ? ` (${one.count} times)` : ""}`)),
+  );
+  byId("setup").hidden = !job.setup.length;
+  pairs(byId("setup").querySelector("dl"), job.setup.map((fact) => [fact.title, fact.text]));
+}
+
+function cells(tag, values) {
+  const row = element("tr");
+  row.append(...values.map((value) => element(tag, "", value)));
+  return row;
+}
+
+function showEpochs(epochs) {
+  byId("epochs").hidden = !epochs.length;
+  const lossOf = (metrics) => (metrics && typeof metrics.loss === "number" ? number(metrics.loss) : "–");
+  byId("epochs").querySelector("thead").replaceChildren(cells("th", ["Epoch", "Train s", "Loss", "Validation s", "Loss"]));
+  byId("epochs").querySelector("tbody").replaceChildren(
+    ...epochs.map((one) => cells("td", [one.epoch + 1, number(one.train_s), lossOf(one.train), number(one.val_s), lossOf(one.val)])),
+  );
+}
+
+function showCheckpoints(checkpoints) {
+  byId("checkpoints").hidden = !checkpoints.length;
+  byId("checkpoints").querySelector("ul").replaceChildren(
+    ...checkpoints.map((one) => {
+      const item = element("li", "small");
+      const top = element("div", "line");
+      top.append(element("span", "", one.path), element("span", `verdict ${one.verdict || ""}`, one.verdict || "not judged yet"));
+      item.append(top);
+      for (const finding of one.findings) {
+        item.append(element("div", "hint", [finding.code, finding.file, finding.tensor, finding.message].filter(Boolean).join(": ")));
+      }
+      return item;
+    }),
+  );
+}
+
+async function showLog(job) {
+  const pane = byId("log");
+  if (log.job !== job.id || log.attempt !== job.attempt) {
+    pane.textContent = "";
+    log = { job: job.id, attempt: job.attempt, offset: 0, decoder: new TextDecoder() };
+    const size = Number((await ask(`/jobs/${encodeURIComponent(job.id)}/log?limit=0`)).headers.get("X-Log-Size"));
+    log.offset = Math.max(0, size - TAIL_BYTES);
+  }
+  const mine = log;
+  const answer = await ask(`/jobs/${encodeURIComponent(job.id)}/log?offset=${mine.offset}&limit=${TAIL_BYTES}`);
+  const bytes = await answer.arrayBuffer();
+  if (mine !== log || !bytes.byteLength) return;
+  log.offset = Number(answer.headers.get("X-Next-Offset"));
+  const atEnd = pane.scrollHeight - pane.scrollTop - pane.clientHeight < 40;
+  pane.textContent = (pane.textContent + log.decoder.decode(bytes, { stream: true })).slice(-4 * TAIL_BYTES);
+  if (atEnd) pane.scrollTop = pane.scrollHeight;
+}
+
+async function refresh() {
+  try {
+    const { jobs } = await askJson("/jobs?limit=50");
+    if (!selected && jobs.length) selected = (jobs.find((job) => job.state === "running") || jobs[0]).id;
+    showJobs(jobs);
+    if (selected) {
+      const wanted = selected;
+      const path = `/jobs/${encodeURIComponent(wanted)}`;
+      const [job, { checkpoints }] = await Promise.all([askJson(path), askJson(`${path}/checkpoints`)]);
+      if (wanted === selected) {
+        showJob(job);
+        showCheckpoints(checkpoints);
+        await showLog(job);
+      }
+    }
+    byId("freshness").textContent = `as of ${new Date().toLocaleTimeString()}`;
+  } catch (error) {
+    byId("freshness").textContent = error.message;
+  }
+}
+
+byId("jobs").addEventListener("click", (event) => {
+  const button = event.target.closest("button");
+  if (!button) return;
+  selected = button.dataset.id;
+  history.replaceState(null, "", `#${encodeURIComponent(selected)}`);
+  refresh();
+});
+
+byId("cancel").addEventListener("click", async () => {
+  if (!selected || !window.confirm("Cancel this job?")) return;
+  const options = { method: "POST", headers: { "Content-Type": "application/json" }, body: "{}" };
+  try {
+    await ask(`/jobs/${encodeURIComponent(selected)}/cancel`, options);
+  } catch (error) {
+    byId("freshness").textContent = error.message;
+  }
+  refresh();
+});
+
+async function keepFresh() {
+  await refresh();
+  setTimeout(keepFresh, REFRESH_MS);
+}
+
+keepFresh();

@@ -1,0 +1,179 @@
+"""Conversations, prepared rows, vocabulary map, split and store."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from eagle3_core.data.conversations import read_conversations, tokenize
+from eagle3_core.data.split import split_by_prompt
+from eagle3_core.data.store import HiddenStateStore
+from eagle3_core.errors import BadData, BadInput
+from eagle3_core.model.vocab_map import build_vocab_map, load_vocab_map, save_vocab_map
+from tests import tiny
+
+
+class ByteTokenizer:
+    """One token a byte, and one each for the marks of the tiny chat template."""
+
+    special_ids = frozenset({256, 257, 258})
+
+    def render(self, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
+        text = "".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in messages)
+        return text + "<|im_start|>assistant\n" * add_generation_prompt
+
+    def encode(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        ids, offsets, at = [], [], 0
+        while at < len(text):
+            mark = next((mark for mark in tiny.SPECIAL if text.startswith(mark, at)), None)
+            ids.append(256 + tiny.SPECIAL.index(mark) if mark else ord(text[at]))
+            offsets.append((at, at + len(mark or "x")))
+            at = offsets[-1][1]
+        return ids, offsets
+
+    def decode(self, ids: list[int]) -> str:
+        return "".join(tiny.SPECIAL[i - 256] if i >= 256 else chr(i) for i in ids)
+
+
+def turns(*contents: str) -> list[dict[str, str]]:
+    return [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(contents)]
+
+
+def test_the_mask_is_what_the_assistant_said_and_its_end_of_turn() -> None:
+    tokenizer = ByteTokenizer()
+    row = tokenize(tokenizer, turns("Hi assistant\n", "Hello", "Again", "Hello"), "line 1")
+    assert tokenizer.decode(row.token_ids_T[row.loss_mask_T].tolist()) == "Hello<|im_end|>Hello<|im_end|>"
+    first = int(row.loss_mask_T.nonzero()[0])
+    assert tokenizer.decode(row.token_ids_T[:first].tolist()).endswith("<|im_start|>assistant\n")
+
+
+def test_an_answer_that_repeats_the_question_is_masked_at_its_own_place() -> None:
+    tokenizer = ByteTokenizer()
+    row = tokenize(tokenizer, turns("yes", "yes", "yes", "no"), "line 1")
+    assert tokenizer.decode(row.token_ids_T[row.loss_mask_T].tolist()) == "yes<|im_end|>no<|im_end|>"
+
+
+def test_rows_of_one_prompt_share_its_digest() -> None:
+    tokenizer = ByteTokenizer()
+    first, second, other = (tokenize(tokenizer, turns(*t), "x") for t in (("a", "b"), ("a", "c"), ("d", "b")))
+    assert first.prompt == second.prompt != other.prompt
+
+
+def test_a_template_that_changes_an_answer_is_refused() -> None:
+    class Shouting(ByteTokenizer):
+        def render(self, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
+            return super().render(messages, add_generation_prompt).replace("hello", "HELLO")
+
+    with pytest.raises(BadData, match="line 7: the chat template changed message 2"):
+        tokenize(Shouting(), turns("a", "hello"), "line 7")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (b'{"messages": [{"role": "user"', "line 2: not JSON"),
+        (b'{"messages": "\xff"}', "line 2: not UTF-8"),
+        (b'{"text": "x"}', "line 2: expected"),
+        (b"[]", "line 2: expected"),
+        (b'{"messages": [{"role": "user", "content": 3}]}', "line 2: every message"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path: Path, line: bytes, said: str) -> None:
+    path = tmp_path / "conversations.jsonl"
+    path.write_bytes(json.dumps({"messages": turns("a", "b")}).encode() + b"\n" + line + b"\n")
+    with pytest.raises(BadData, match=said):
+        list(read_conversations(path))
+
+
+def test_the_draft_vocabulary_is_the_most_frequent_tokens_and_always_the_special_ones(tmp_path: Path) -> None:
+    counts = torch.tensor([5, 0, 9, 9, 0, 1, 0, 0])
+    vocab_map = build_vocab_map(counts, 4, always=[7])
+    assert vocab_map.target_ids_D.tolist() == [0, 2, 3, 7]
+    assert vocab_map.d2t_D.tolist() == [0, 1, 1, 4]
+    assert vocab_map.t2d_V.nonzero()[:, 0].tolist() == [0, 2, 3, 7]
+    assert vocab_map.coverage == 23 / 24
+    save_vocab_map(tmp_path, vocab_map)
+    assert torch.equal(load_vocab_map(tmp_path).d2t_D, vocab_map.d2t_D)
+
+
+def test_fewer_tokens_than_the_draft_vocabulary_are_filled_up_by_id() -> None:
+    assert build_vocab_map(torch.tensor([0, 0, 0, 3, 0]), 3, always=[]).target_ids_D.tolist() == [0, 1, 3]
+
+
+@pytest.mark.parametrize("size", [0, 6])
+def test_a_draft_vocabulary_out_of_bounds_is_refused(size: int) -> None:
+    with pytest.raises(BadInput, match="draft_vocab_size"):
+        build_vocab_map(torch.ones(5, dtype=torch.int64), size, always=[1])
+
+
+def test_no_prompt_is_on_both_sides_of_the_split() -> None:
+    prompts = [f"p{i % 10}" for i in range(40)]
+    train, val = split_by_prompt(prompts, 0.2, seed=0)
+    assert sorted(train + val) == list(range(40))
+    assert len({prompts[row] for row in val}) == 2
+    assert not {prompts[row] for row in train} & {prompts[row] for row in val}
+    assert split_by_prompt(prompts, 0.2, seed=0) == (train, val)
+    assert split_by_prompt(prompts, 0.2, seed=2) != (train, val)
+    assert split_by_prompt(prompts, 0.0, seed=0)[1] == []
+    assert split_by_prompt(["only"] * 3, 0.5, seed=0) == ([0, 1, 2], [])
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return tiny.make_store(tmp_path / "store", tiny.make_verifier(tmp_path / "verifier"))
+
+
+def test_a_row_is_read_by_its_own_bytes(store: Path) -> None:
+    opened = HiddenStateStore(store)
+    assert len(opened.index.shards) > 1, "rows must lie in several shards"
+    row = opened.read(5, max_seq_len=7)
+    assert (row.row, row.aux_TAH.shape, row.last_TH.shape) == (5, (7, 3, tiny.HIDDEN), (7, tiny.HIDDEN))
+    whole = opened.read(5)
+    assert torch.equal(whole.aux_TAH[:7], row.aux_TAH)
+    assert torch.equal(list(opened.masks())[5][0], whole.token_ids_T)
+
+
+def spoil(store: Path, value: float) -> tuple[Path, int]:
+    """Overwrite one bf16 of the last shard; returns the file and a row of it."""
+    opened = HiddenStateStore(store)
+    shard = opened.index.shards[-1]
+    file = store / shard.file
+    start = opened._files[-1].tensors["hidden_states"].start
+    data = bytearray(file.read_bytes())
+    data[start : start + 2] = torch.tensor([value], dtype=torch.bfloat16).view(torch.int16).numpy().tobytes()
+    file.write_bytes(data)
+    return file, len(opened) - len(shard.rows)
+
+
+@pytest.mark.parametrize(("value", "said"), [(float("nan"), "1 NaN and 0 Inf"), (float("inf"), "0 NaN and 1 Inf")])
+def test_states_that_are_not_finite_are_refused_by_name(store: Path, value: float, said: str) -> None:
+    file, row = spoil(store, value)
+    with pytest.raises(BadData, match=f"{file.name}, row {row}: {said} among the states of layer 2"):
+        HiddenStateStore(store).read(row)
+
+
+def test_a_slot_that_is_all_zero_is_refused(tmp_path: Path) -> None:
+    verifier = tiny.make_verifier(tmp_path / "verifier")
+    meta = HiddenStateStore(tiny.make_store(tmp_path / "store", verifier)).meta
+    from eagle3_core.data.store import check_states
+
+    states = torch.ones(5, 4, tiny.HIDDEN)
+    states[:, 3] = 0
+    with pytest.raises(BadData, match=r"last state \(8\) are all zero"):
+        check_states(states, 5, meta, "row 0")
+    with pytest.raises(BadData, match="5 hidden states for 6 tokens"):
+        check_states(torch.ones(5, 4, tiny.HIDDEN), 6, meta, "row 0")
+
+
+def test_a_shard_that_is_cut_or_missing_is_refused_before_anything_is_read(store: Path) -> None:
+    shard = store / "shard_00001.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-4])
+    with pytest.raises(BadData, match=r"shard_00001.safetensors has \d+ bytes, index.json says \d+"):
+        HiddenStateStore(store)
+    shard.unlink()
+    with pytest.raises(BadData, match=r"shard_00001.safetensors is missing"):
+        HiddenStateStore(store)
+    (store / "index.json").unlink()
+    with pytest.raises(BadData, match="not a finished hidden-state store"):
+        HiddenStateStore(store)

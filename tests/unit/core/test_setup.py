@@ -1,0 +1,165 @@
+"""What a run starts from: the drafter's shape, its weights, and every contradiction named."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from eagle3_core.checkpoint.format import DrafterSource
+from eagle3_core.contract.params import TrainParams
+from eagle3_core.contract.verifier_files import read_verifier_files
+from eagle3_core.data.store import HiddenStateStore
+from eagle3_core.errors import BadInput
+from eagle3_core.model.config import DrafterConfig, expected_tensors
+from eagle3_core.model.vocab_map import load_vocab_map
+from eagle3_core.training.setup import build_drafter, choose_vocab_map, make_target_head, resolve_shape
+from eagle3_core.verifier.tensors import load_verifier_weights
+from tests import tiny
+
+
+@pytest.fixture
+def inputs(tmp_path: Path) -> dict[str, Any]:
+    return tiny.make_training_inputs(tmp_path)
+
+
+def source_of(**changes: Any) -> tuple[DrafterSource, dict[str, torch.Tensor]]:
+    """A drafter of 15 tensors over the tokens 100..163, each head row filled with its token's number."""
+    config = DrafterConfig(
+        **{
+            "hidden_size": tiny.HIDDEN,
+            "intermediate_size": 48,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "vocab_size": tiny.VOCAB,
+            "draft_vocab_size": 64,
+            "aux_layer_ids": tiny.AUX_LAYER_IDS,
+            "rope": {"rope_type": "default", "rope_theta": 777.0},
+            "norm_before_residual": True,
+            **changes,
+        }
+    )
+    shapes = expected_tensors(config)
+    tensors = {name: torch.randn(shape) for name, (shape, kind) in shapes.items() if kind == "float"}
+    del tensors["embed_tokens.weight"]
+    tokens = torch.arange(100, 164)
+    tensors["lm_head.weight"] = tokens[:, None].float().expand(64, tiny.HIDDEN).clone()
+    tensors["d2t"] = tokens - torch.arange(64)
+    tensors["t2d"] = torch.zeros(tiny.VOCAB, dtype=torch.bool).index_fill(0, tokens, True)
+    return DrafterSource(config, "specforge", None), tensors
+
+
+def shape_of(inputs: dict[str, Any], source: DrafterSource | None, **asked: Any) -> Any:
+    params = TrainParams(**{**inputs, **asked})
+    files, meta = read_verifier_files(Path(params.verifier)), HiddenStateStore(Path(params.data_dir)).meta
+    return resolve_shape(params, files, meta, source, 64)
+
+
+def test_a_fresh_drafter_takes_its_sizes_from_the_verifier(inputs: dict[str, Any]) -> None:
+    config = shape_of(inputs, None, head_dim=16).config
+    assert (config.intermediate_size, config.num_attention_heads, config.head_dim) == (64, 4, 16)
+    assert (config.aux_layer_ids, config.norm_before_residual) == (tiny.AUX_LAYER_IDS, False)
+
+
+def test_flags_rope_and_head_dim_come_from_the_source(inputs: dict[str, Any]) -> None:
+    config = shape_of(inputs, source_of()[0], norm_before_residual=True).config
+    assert (config.norm_before_residual, config.rope["rope_theta"], config.head_dim) == (True, 777.0, 16)
+    assert config.intermediate_size == 48
+
+
+@pytest.mark.parametrize(
+    ("changes", "asked", "said"),
+    [
+        ({"aux_layer_ids": (1, 3, 5)}, {}, r"entering layers \[2, 4, 5\].*made for those entering \[1, 3, 5\]"),
+        ({}, {"norm_before_residual": False}, "norm_before_residual False was asked for.*made with True"),
+        ({}, {"fc_norm": True}, "fc_norm True was asked for.*made with False"),
+    ],
+)
+def test_a_contradiction_names_both_sides_and_can_be_overridden_on_record(
+    inputs: dict[str, Any], changes: dict[str, Any], asked: dict[str, Any], said: str
+) -> None:
+    source, _ = source_of(**changes)
+    with pytest.raises(BadInput, match=said):
+        shape_of(inputs, source, finetune_from="/s", **asked)
+    shape = shape_of(inputs, source, finetune_from="/s", allow_source_mismatch=True, **asked)
+    assert len(shape.overrides) == 1
+    assert shape.config.aux_layer_ids == tiny.AUX_LAYER_IDS
+    for name, value in asked.items():
+        assert dict(shape.config)[name] == value
+
+
+@pytest.mark.parametrize(
+    ("changes", "asked", "said"),
+    [
+        ({"hidden_size": 16}, {}, "hidden size 16"),
+        ({"num_aux_states": 4, "aux_layer_ids": None}, {}, "fuses 4 aux states"),
+        ({}, {"head_dim": 8}, "head_dim 8 was asked for.*has 16"),
+        ({}, {"aux_layer_ids": (2, 3, 5)}, r"aux_layer_ids \[2, 3, 5\].*\[2, 4, 5\]"),
+    ],
+)
+def test_what_cannot_be_overridden(
+    inputs: dict[str, Any], changes: dict[str, Any], asked: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(BadInput, match=said):
+        shape_of(inputs, source_of(**changes)[0], finetune_from="/s", allow_source_mismatch=True, **asked)
+
+
+def test_head_rows_are_matched_by_verifier_token(inputs: dict[str, Any]) -> None:
+    source, tensors = source_of()
+    vocab_map = load_vocab_map(Path(inputs["vocab_map_dir"]))
+    weights = load_verifier_weights(read_verifier_files(Path(inputs["verifier"])), vocab_map.target_ids_D)
+    told: dict[str, Any] = {}
+
+    def report(title: str, text: str, **data: Any) -> None:
+        told[title] = (text, data)
+
+    drafter = build_drafter(shape_of(inputs, source), vocab_map, weights, (source, tensors), 0, report)
+    text, data = told["finetune_from"]
+    assert text.startswith("loaded 13 tensors, skipped 2 (t2d, d2t)")
+    both = [i for i, token in enumerate(vocab_map.target_ids_D.tolist()) if 100 <= token < 164]
+    assert data["head_rows_matched"] == len(both) > 0
+    for draft, token in enumerate(vocab_map.target_ids_D.tolist()):
+        expected = torch.full((tiny.HIDDEN,), float(token)) if draft in both else weights.head[draft]
+        assert torch.equal(drafter.lm_head.weight[draft], expected)
+    assert torch.equal(drafter.fc.weight, tensors["fc.weight"])
+    assert torch.equal(drafter.embed_tokens.weight, weights.embedding)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda t: t.update(d2t=t["d2t"] + torch.arange(64)), "d2t"),
+        (lambda t: t.update(t2d=t["t2d"].roll(1)), "name different tokens"),
+        (lambda t: t.pop("fc.weight"), "tensors missing: .'fc.weight'"),
+        (lambda t: t.update(extra=torch.ones(1)), "unknown: .'extra'"),
+        (lambda t: t.update({"fc.weight": torch.ones(3, 3)}), "fc.weight has shape"),
+    ],
+)
+def test_a_damaged_source_is_refused(inputs: dict[str, Any], spoil: Any, said: str) -> None:
+    source, tensors = source_of()
+    spoil(tensors)
+    vocab_map = load_vocab_map(Path(inputs["vocab_map_dir"]))
+    weights = load_verifier_weights(read_verifier_files(Path(inputs["verifier"])), vocab_map.target_ids_D)
+    with pytest.raises(BadInput, match=said):
+        build_drafter(shape_of(inputs, source), vocab_map, weights, (source, tensors), 0, lambda *_, **__: None)
+
+
+def test_the_vocabulary_map_must_fit_verifier_and_request(inputs: dict[str, Any]) -> None:
+    files = read_verifier_files(Path(inputs["verifier"]))
+    with pytest.raises(BadInput, match="draft_vocab_size 65 was asked for, the vocabulary map has 64"):
+        choose_vocab_map(TrainParams(**inputs, draft_vocab_size=65), files, None)
+    from_source = TrainParams(**{**inputs, "vocab_map_dir": None, "finetune_from": "/s"})
+    assert choose_vocab_map(from_source, files, source_of()[1]).target_ids_D.tolist() == list(range(100, 164))
+    with pytest.raises(BadInput, match="no d2t and t2d"):
+        choose_vocab_map(from_source, files, {})
+
+
+def test_targets_go_through_the_final_norm_unless_the_store_is_post_norm(inputs: dict[str, Any]) -> None:
+    files = read_verifier_files(Path(inputs["verifier"]))
+    weights = load_verifier_weights(files, torch.tensor([3, 5]))
+    states = torch.randn(4, tiny.HIDDEN)
+    normed = states * torch.rsqrt(states.pow(2).mean(-1, keepdim=True) + files.rms_norm_eps) * weights.norm_gain
+    cpu = torch.device("cpu")
+    assert torch.allclose(make_target_head(weights, "pre_norm", cpu)(states), normed @ weights.head.T, atol=1e-5)
+    assert torch.allclose(make_target_head(weights, "post_norm", cpu)(states), states @ weights.head.T, atol=1e-5)

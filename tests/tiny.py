@@ -1,4 +1,4 @@
-"""Makers of tiny real inputs: a verifier, conversations, a hidden-state store, a vocabulary map. No network, no fixture files."""
+"""Makers of tiny real inputs: a verifier, conversations, a hidden-state store, a vocabulary map."""
 
 import json
 from pathlib import Path

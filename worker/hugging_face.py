@@ -37,9 +37,8 @@ class HuggingFaceTokenizer:
 
     def render(self, messages: list[Message], add_generation_prompt: bool) -> str:
         """The text of a conversation."""
-        text: str = self.inner.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=add_generation_prompt
-        )
+        text = self.inner.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt)
+        assert isinstance(text, str)
         return text
 
     def encode(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
@@ -49,7 +48,8 @@ class HuggingFaceTokenizer:
 
     def decode(self, ids: list[int]) -> str:
         """The text of token ids, control tokens included."""
-        text: str = self.inner.decode(ids)
+        text = self.inner.decode(ids)
+        assert isinstance(text, str)
         return text
 
     @property
@@ -79,11 +79,12 @@ def load_model(directory: Path, device: torch.device, dtype: torch.dtype) -> nn.
         BadInput: transformers cannot build it without running code of its own.
     """
     try:
-        model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, local_files_only=True)
+        model: nn.Module = transformers.AutoModelForCausalLM.from_pretrained(
+            directory, dtype=dtype, local_files_only=True
+        )
     except (OSError, ValueError, KeyError) as error:
         raise BadInput(f"{directory}: the verifier could not be loaded ({error})") from error
-    module: nn.Module = model.to(device).eval()
-    return module.requires_grad_(False)
+    return model.to(device).eval().requires_grad_(False)
 
 
 def backbone(model: nn.Module) -> nn.Module:

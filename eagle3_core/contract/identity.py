@@ -4,7 +4,6 @@ A pid alone names whoever holds it now. /proc/PID/stat field 22 (start time in t
 with the boot id names one process for ever. A zombie (state Z) counts as gone.
 """
 
-import os
 import socket
 from pathlib import Path
 from typing import NamedTuple
@@ -33,7 +32,7 @@ def host_id() -> str:
 
 def pid_namespace() -> str:
     """The pid namespace that pids seen here belong to, as the kernel spells it."""
-    return os.readlink("/proc/self/ns/pid")
+    return str(Path("/proc/self/ns/pid").readlink())
 
 
 def start_ticks(pid: int) -> int | None:

@@ -7,15 +7,13 @@ from pydantic import BaseModel, ConfigDict, SerializeAsAny, ValidationInfo, fiel
 
 from eagle3_core.contract.params import STAGES, StageParams
 
-SCHEMA_VERSION = 1
-
 
 class JobSpec(BaseModel):
     """The immutable order a stage works from."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[1] = 1
     job_id: str
     name: str
     stage: str

@@ -1,8 +1,8 @@
 """The output of prepare: every row's tokens and mask in one file, and a manifest that says what they are.
 
-    <dir>/rows.safetensors       input_ids int32 [n], loss_mask bool [n], offsets int64 [rows + 1]
-    <dir>/vocab_map.safetensors  d2t, t2d, token_counts
-    <dir>/prepared.json          prompts, sizes, fingerprints; written last
+<dir>/rows.safetensors       input_ids int32 [n], loss_mask bool [n], offsets int64 [rows + 1]
+<dir>/vocab_map.safetensors  d2t, t2d, token_counts
+<dir>/prepared.json          prompts, sizes, fingerprints; written last
 """
 
 from pathlib import Path

@@ -95,7 +95,7 @@ def resolve_shape(
 
 
 def _verifier_size(files: VerifierFiles, name: str) -> int:
-    
+
     sizes = {
         "intermediate_size": files.intermediate_size,
         "num_attention_heads": files.num_attention_heads,
@@ -105,9 +105,7 @@ def _verifier_size(files: VerifierFiles, name: str) -> int:
     return sizes[name]
 
 
-def _from_source(
-    params: TrainParams, meta: StoreMeta, source: DrafterSource, overrides: list[str]
-) -> dict[str, Any]:
+def _from_source(params: TrainParams, meta: StoreMeta, source: DrafterSource, overrides: list[str]) -> dict[str, Any]:
     """What the source checkpoint decides; contradictions are errors, or become overrides."""
     asked, config = dict(params), source.config
     where = f"finetune_from {params.finetune_from}"

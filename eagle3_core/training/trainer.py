@@ -3,7 +3,6 @@
 It knows nothing of jobs: the caller drives the epochs, hears of each step, writes checkpoints and may stop it.
 """
 
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -208,5 +207,3 @@ class Trainer:
             raise Diverged(f"the gradient's norm is {norm} {where}; lower lr, or check that row")
         self.optimizer.step()
         return norm
-
-

@@ -7,6 +7,7 @@ import json
 import logging
 import sys
 import warnings
+from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -30,7 +31,7 @@ class Collect(logging.Handler):
 for name in (None, "transformers", "speculators"):
     logging.getLogger(name).addHandler(Collect(logging.WARNING))
 
-for case in json.load(open(sys.argv[1])):
+for case in json.loads(Path(sys.argv[1]).read_text()):
     said.clear()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -146,9 +146,7 @@ def relative_error(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_loss_and_every_gradient_equal_the_peers(
-    answers: dict[str, tuple[Path, dict[str, object]]], name: str
-) -> None:
+def test_loss_and_every_gradient_equal_the_peers(answers: dict[str, tuple[Path, dict[str, object]]], name: str) -> None:
     directory, _ = answers[name]
     drafter = Eagle3Drafter(read_drafter_config(directory / "0").config)
     tensors = read_drafter_tensors(directory / "0")

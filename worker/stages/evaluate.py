@@ -49,9 +49,7 @@ def run(context: StageContext) -> StageResult:
     with capture_states(model, aux_ids) as states:
         for number, prompt in enumerate(prompts):
             context.check_stop()
-            plain = decode_greedy(
-                HuggingFaceSession(model, aux_ids, states), prompt, params.max_new_tokens, stop_ids
-            )
+            plain = decode_greedy(HuggingFaceSession(model, aux_ids, states), prompt, params.max_new_tokens, stop_ids)
             ids = torch.tensor([*prompt, *plain.new_ids], device=device)
             walked = walk(drafter, ids, len(prompt), plain.aux_TAH, params.speculative_tokens)
             new_ids, decoded = decode_speculative(
@@ -159,5 +157,3 @@ def load_drafter(path: Path, files: VerifierFiles, device: torch.device) -> Eagl
     except RuntimeError as error:
         raise BadInput(f"{path}: tensors and config.json disagree: {error}") from error
     return drafter.to(device).eval()
-
-

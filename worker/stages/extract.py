@@ -91,12 +91,12 @@ def run(context: StageContext) -> StageResult:
                 length = len(row.token_ids_T)
                 writer.add(index, row.prompt, row.token_ids_T, row.loss_mask_T, stacked[slot, :length])
                 progress.step(length)
-    index = writer.finish()
+    store = writer.finish()
     data = {
         "rows": len(rows),
         "tokens": manifest.tokens,
-        "shards": len(index.shards),
-        "bytes": sum(shard.bytes for shard in index.shards),
+        "shards": len(store.shards),
+        "bytes": sum(shard.bytes for shard in store.shards),
         "aux_layer_ids": list(aux_ids),
     }
     return StageResult(data, {"store": str(context.output_dir)})

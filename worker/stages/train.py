@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-
 from eagle3_core.checkpoint.format import write_checkpoint
 from eagle3_core.checkpoint.judge import Verdict, judge
 from eagle3_core.contract.params import TrainParams
@@ -246,5 +245,3 @@ def _judge(context: StageContext, params: TrainParams, path: Path, previous: Pat
             raise InvalidCheckpoint(f"checkpoint {path} is {verdict.verdict}: {first}")
         context.warn("invalid_checkpoint", f"{path}: {first}")
     return verdict
-
-

@@ -8,7 +8,7 @@ import torch
 
 from eagle3_core.data.conversations import read_conversations, tokenize
 from eagle3_core.data.split import split_by_prompt
-from eagle3_core.data.store import HiddenStateStore
+from eagle3_core.data.store import HiddenStateStore, check_states
 from eagle3_core.errors import BadData, BadInput
 from eagle3_core.model.vocab_map import build_vocab_map, load_vocab_map, save_vocab_map
 from tests import tiny
@@ -156,8 +156,6 @@ def test_states_that_are_not_finite_are_refused_by_name(store: Path, value: floa
 def test_a_slot_that_is_all_zero_is_refused(tmp_path: Path) -> None:
     verifier = tiny.make_verifier(tmp_path / "verifier")
     meta = HiddenStateStore(tiny.make_store(tmp_path / "store", verifier)).meta
-    from eagle3_core.data.store import check_states
-
     states = torch.ones(5, 4, tiny.HIDDEN)
     states[:, 3] = 0
     with pytest.raises(BadData, match=r"last state \(8\) are all zero"):

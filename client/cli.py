@@ -152,6 +152,14 @@ def cancel(
 
 
 @app.command()
+def stages() -> None:
+    """List the stages and their parameters, as Markdown."""
+    from client.stages import markdown
+
+    typer.echo(markdown(), nl=False)
+
+
+@app.command()
 def login(state: State = None) -> None:
     """Print a link that signs a browser in, once."""
     with connected(state) as client:

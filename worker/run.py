@@ -64,7 +64,7 @@ def work(job: JobDir, events: EventWriter, stop_requested: threading.Event) -> S
     place = spec.params.paths().get("output_dir")
     output_dir = claim(job.artifacts if place is None else Path(place[1]), spec.job_id)
     context = StageContext(spec.job_id, spec.params, output_dir, events, stop_requested)
-    context.phase("loading")
+    context.phase("importing")
     module = importlib.import_module(STAGE_MODULES[spec.stage])
     result: StageResult = module.run(context)
     return result

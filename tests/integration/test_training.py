@@ -12,12 +12,7 @@ def test_the_daemon_is_killed_while_an_epoch_runs_and_nothing_is_lost_or_doubled
     daemon = new_daemon(OMP_NUM_THREADS="1")
     [stored] = daemon.client.submit({"name": "drafter", "stage": "train", "params": params})
 
-    def in_an_epoch(number):
-        job = daemon.client.job(stored["id"])
-        assert job["state"] in ("queued", "starting", "running"), job
-        return job["phase"] == "training" and job["step"] is not None and job["epoch"] == number
-
-    wait_for(lambda: in_an_epoch(0), limit_s=60)
+    wait_for(lambda: daemon.client.job(stored["id"])["phase"] == "training", limit_s=60)
     daemon.kill()
     at_kill = daemon.file_events(stored["id"])
     assert [event["phase"] for event in at_kill if event["type"] == "phase"][-1] == "training"

@@ -8,6 +8,7 @@
     |- Diverged            a loss or gradient that is not finite             exit 4
     |- InvalidCheckpoint   a checkpoint this job wrote was judged invalid    exit 6
     |- GateNotMet          a quality the request asked for was not reached    exit 7
+    |- ProgramFailed       the program of an `external` stage exited non-zero  exit 11
 
 Messages name the file, tensor, key or line, and say what to do.
 """
@@ -22,6 +23,7 @@ class Eagle3Error(ValueError):
     """Base of every error whose message is meant for the user."""
 
     exit_code: ClassVar[ExitCode] = ExitCode.INTERNAL_ERROR
+    hint: str | None = None
 
 
 class BadInput(Eagle3Error):
@@ -70,3 +72,9 @@ class GateNotMet(Eagle3Error):
     """A quality the request asked for was not reached."""
 
     exit_code = ExitCode.GATE_NOT_MET
+
+
+class ProgramFailed(Eagle3Error):
+    """The program of an `external` stage ended of its own accord with another code than 0."""
+
+    exit_code = ExitCode.PROGRAM_FAILED

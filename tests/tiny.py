@@ -1,11 +1,12 @@
 """Makers of tiny real inputs: a verifier, conversations, a hidden-state store, a vocabulary map."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from eagle3_core.contract.verifier_files import config_fingerprint, read_verifier_files, tokenizer_fingerprint
@@ -160,3 +161,16 @@ def make_training_inputs(directory: Path, rows: int = 8, length: int = 24) -> di
         "max_seq_len": 64,
         "val_ratio": 0.25,
     }
+
+
+def spoil_shard(store: Path, number: int, change: Callable[[dict[str, torch.Tensor]], object]) -> Path:
+    """Change the tensors of one shard, and its size in the index; returns the shard."""
+    index = json.loads((store / "index.json").read_text())
+    shard = index["shards"][number]
+    file = store / str(shard["file"])
+    tensors = load_file(file)
+    change(tensors)
+    save_file(tensors, file, metadata={"format": "pt"})
+    shard["bytes"] = file.stat().st_size
+    (store / "index.json").write_text(json.dumps(index))
+    return file

@@ -6,15 +6,20 @@ Nothing is fetched and no code of a verifier's directory is run.
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import jinja2
 import torch
 import transformers
 from torch import Tensor, nn
 
 from eagle3_core.data.conversations import Message
-from eagle3_core.errors import BadInput
+from eagle3_core.errors import BadData, BadInput
 
 transformers.utils.logging.disable_progress_bar()
+
+REWINDABLE_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
+"""Kinds of layer whose cache is one entry a token."""
 
 
 class HuggingFaceTokenizer:
@@ -36,8 +41,15 @@ class HuggingFaceTokenizer:
             raise BadInput(f"{directory}: the tokenizer has no chat template (chat_template.jinja)")
 
     def render(self, messages: list[Message], add_generation_prompt: bool) -> str:
-        """The text of a conversation."""
-        text = self.inner.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt)
+        """The text of a conversation.
+
+        Raises:
+            BadData: the template refuses it, by its own word or by stumbling over it.
+        """
+        try:
+            text = self.inner.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt)
+        except (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise BadData(f"the verifier's chat template refuses this conversation: {error}") from error
         assert isinstance(text, str)
         return text
 
@@ -73,31 +85,47 @@ class HuggingFaceTokenizer:
 
 
 def load_model(directory: Path, device: torch.device, dtype: torch.dtype) -> nn.Module:
-    """A verifier in evaluation mode, on its device.
+    """A verifier in evaluation mode, on its device. Of a multi-modal one all of it is loaded; only text is run.
 
     Raises:
-        BadInput: transformers cannot build it without running code of its own.
+        BadInput: transformers cannot build it without running code of its own, or tensors are missing.
     """
     try:
-        model: nn.Module = transformers.AutoModelForCausalLM.from_pretrained(
-            directory, dtype=dtype, local_files_only=True
+        config = transformers.AutoConfig.from_pretrained(directory, local_files_only=True)
+        known = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+        family = transformers.AutoModelForCausalLM if known else transformers.AutoModelForImageTextToText
+        # A pair, since the loading info is asked for.
+        pair: tuple[nn.Module, dict[str, Any]] = family.from_pretrained(  # type: ignore[assignment]
+            directory,
+            config=config,
+            dtype=dtype,
+            local_files_only=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
         )
     except (OSError, ValueError, KeyError) as error:
         raise BadInput(f"{directory}: the verifier could not be loaded ({error})") from error
+    model, info = pair
+    # transformers fills what it does not find, or what does not fit, with random numbers and only warns.
+    misfits = [f"{name} is {list(found)}, not {list(wanted)}" for name, found, wanted in info["mismatched_keys"]]
+    if wrong := sorted([*(f"{name} is missing" for name in info["missing_keys"]), *misfits]):
+        raise BadInput(f"{directory}: {len(wrong)} tensors of the verifier do not fit: {'; '.join(wrong[:4])}")
     return model.to(device).eval().requires_grad_(False)
 
 
 def backbone(model: nn.Module) -> nn.Module:
-    """The decoder without its head: the module that holds the token embedding's layers and the final norm.
+    """The decoder without its head: the module that holds the token embedding, the layers and the final norm.
 
     Raises:
-        BadInput: no decoder with `layers` and `norm` is found.
+        BadInput: no decoder with `embed_tokens`, `layers` and `norm` is found.
     """
     for _, module in model.named_modules():
-        layers = dict(module.named_children())
-        if isinstance(layers.get("layers"), nn.ModuleList) and "norm" in layers:
+        children = dict(module.named_children())
+        if isinstance(children.get("layers"), nn.ModuleList) and {"embed_tokens", "norm"} <= children.keys():
             return module
-    raise BadInput(f"{type(model).__name__}: no decoder with `layers` and `norm` was found to capture states from")
+    raise BadInput(
+        f"{type(model).__name__}: no decoder with `embed_tokens`, `layers` and `norm` was found to capture states from"
+    )
 
 
 @contextlib.contextmanager
@@ -147,7 +175,17 @@ class HuggingFaceSession:
             model: what `load_model` gave.
             aux_layer_ids: the states to hand out, in this order.
             states: what `capture_states` yields for these ids.
+
+        Raises:
+            BadInput: a hybrid verifier, whose recurrent states cannot be taken back.
         """
+        config = model.config.get_text_config()  # type: ignore[union-attr, operator]
+        kinds = {kind for kind in getattr(config, "layer_types", None) or () if kind not in REWINDABLE_LAYERS}
+        if kinds:
+            raise BadInput(
+                f"{type(model).__name__} has layers of the kind {', '.join(sorted(kinds))}: draft tokens that were "
+                "not accepted cannot be taken back from them here, so that it cannot be decoded with a drafter"
+            )
         self._model, self._aux_layer_ids, self._states = model, aux_layer_ids, states
         self._device = next(model.parameters()).device
         self._cache = transformers.DynamicCache()

@@ -12,26 +12,26 @@ class Progress:
 
     def __init__(self, context: StageContext, steps: int, unit: str) -> None:
         self._context, self._steps, self._unit = context, steps, unit
-        self._done = 0
+        self.done = 0
         self._tokens = 0
         self._start = self._reported = time.monotonic()
 
     def step(self, tokens: int = 0) -> None:
         """One step more, of so many tokens; reports when a second has passed, and at the last step."""
-        self._done += 1
+        self.done += 1
         self._tokens += tokens
         now = time.monotonic()
-        if now - self._reported < INTERVAL_S and self._done < self._steps:
+        if now - self._reported < INTERVAL_S and self.done < self._steps:
             return
         self._reported = now
         elapsed = max(now - self._start, 1e-9)
         rate = self._tokens / elapsed if self._tokens else None
-        eta = elapsed / self._done * (self._steps - self._done)
+        eta = elapsed / self.done * (self._steps - self.done)
         speed = f", {rate:.0f} tokens/s" if rate else ""
-        print(f"{self._done}/{self._steps} {self._unit}{speed}, {eta:.0f} s left", flush=True)
+        print(f"{self.done}/{self._steps} {self._unit}{speed}, {eta:.0f} s left", flush=True)
         self._context.events.write(
             "progress",
-            step=self._done,
+            step=self.done,
             steps=self._steps,
             unit=self._unit,
             tokens_per_s=rate and round(rate, 1),

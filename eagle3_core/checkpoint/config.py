@@ -40,6 +40,7 @@ class DrafterSource:
     unjudged: those of `unsupported` whose tensors the judge does not know either.
     extras: qk_norm, mlp_bias, fc_bias: parts with tensors of their own.
     target_hidden_size: width of the aux states where it is not hidden_size.
+    captured_after: made by speculators 0.3, whose layer ids mean the state after the layer and are not written.
     """
 
     config: DrafterConfig
@@ -50,6 +51,7 @@ class DrafterSource:
     unjudged: list[str] = field(default_factory=list)
     extras: frozenset[str] = frozenset()
     target_hidden_size: int | None = None
+    captured_after: bool = False
 
 
 def read_drafter_config(path: Path) -> DrafterSource:
@@ -97,7 +99,12 @@ def describe_drafter(path: Path) -> DrafterSource:
         unjudged=unjudged,
         extras=extras,
         target_hidden_size=target,
+        captured_after=_by_speculators_0_3(whole),
     )
+
+
+def _by_speculators_0_3(whole: Mapping[str, Any]) -> bool:
+    return str(whole.get("speculators_version", "")).startswith("0.3.")
 
 
 def _hf_format(file: Path, whole: Mapping[str, Any], nested: Mapping[str, Any]) -> str:
@@ -189,7 +196,7 @@ def _aux_ids(
             notes.append(f"eagle_config.{_AUX_KEY} {list(inner)} are outputs of layers: read as {list(read)}")
     if top is None and read is None:
         notes.append(f"{_AUX_KEY} is not stated: servers take [2, N//2, N-3]")
-        if str(whole.get("speculators_version", "")).startswith("0.3."):
+        if _by_speculators_0_3(whole):
             notes.append(
                 "speculators 0.3 trained on states captured after layers 2, N//2, N-3, one later than servers take"
             )

@@ -15,6 +15,8 @@ from typing import Any, Literal
 Severity = Literal["error", "warning", "info"]
 VerdictWord = Literal["valid", "suspect", "invalid", "unreadable"]
 
+_NAMED = 3
+
 CODES: dict[str, tuple[Severity, str]] = {
     # the directory
     "no_checkpoint": (
@@ -136,6 +138,17 @@ class Verdict:
     def to_dict(self) -> dict[str, Any]:
         """`{"verdict", "findings": [...]}`."""
         return {"verdict": self.verdict, "findings": [finding.to_dict() for finding in self.findings]}
+
+    @property
+    def usable(self) -> bool:
+        """Neither invalid nor unreadable."""
+        return self.verdict in ("valid", "suspect")
+
+    def errors(self) -> str:
+        """The first errors in one line, each with its file."""
+        found = [finding for finding in self.findings if finding.severity == "error"]
+        named = "; ".join(f"{one.file}: {one.message}" if one.file else one.message for one in found[:_NAMED])
+        return named + (f"; and {len(found) - _NAMED} more" if len(found) > _NAMED else "")
 
 
 @dataclass

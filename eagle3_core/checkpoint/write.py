@@ -198,6 +198,8 @@ def _save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
         saved[name] = tensor.detach().to(device="cpu", dtype=kind, copy=True).contiguous()
     with _whole(path):
         save_file(saved, path, metadata={"format": "pt"})
+        # Its writer lets nobody but the owner read; whoever serves the drafter may be another user.
+        path.chmod((path.parent / "config.json").stat().st_mode)
 
 
 def _save_state(path: Path, state: dict[str, Any]) -> None:

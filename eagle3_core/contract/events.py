@@ -18,13 +18,18 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from eagle3_core.contract.jobdir import complete_lines
 
+MAX_COUNT = 1 << 63
+"""A database column holds less."""
+
+Count = Annotated[int, Field(ge=0, lt=MAX_COUNT)]
+
 
 class _Event(BaseModel):
     """What all events have. Fields of later versions are kept, not refused."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
-    seq: int = Field(ge=1)
+    seq: int = Field(ge=1, lt=MAX_COUNT)
     time: datetime
     boottime_s: float
 
@@ -86,9 +91,9 @@ class CheckpointEvent(_Event):
 
     type: Literal["checkpoint"]
     path: str
-    epoch: int
-    step: int
-    bytes: int
+    epoch: Count
+    step: Count
+    bytes: Count
 
 
 class VerdictEvent(_Event):
@@ -196,9 +201,14 @@ class EventWriter:
             }
             line = json.dumps(event, allow_nan=False).encode() + b"\n"
             _ADAPTER.validate_json(line)
-            written = os.write(self._fd, line)
-            while written < len(line):
-                written += os.write(self._fd, line[written:])
+            size = os.fstat(self._fd).st_size
+            try:
+                written = os.write(self._fd, line)
+                while written < len(line):
+                    written += os.write(self._fd, line[written:])
+            except OSError:
+                os.ftruncate(self._fd, size)  # a full disk takes part of a line; the next one must not join it
+                raise
             self._seq += 1
             return self._seq
 
@@ -226,6 +236,6 @@ def _last_seq(path: Path) -> int:
             offset = end
             try:
                 last = max(last, int(json.loads(line)["seq"]))
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
                 continue
     return last

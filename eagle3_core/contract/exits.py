@@ -20,6 +20,7 @@ class ExitCode(IntEnum):
     DISK_FULL = 8
     OUT_OF_HOST_MEMORY = 9
     IMPORT_ERROR = 10
+    PROGRAM_FAILED = 11
     STOPPED = 75
 
 
@@ -39,6 +40,8 @@ class Reason(StrEnum):
     OUT_OF_HOST_MEMORY = "out_of_host_memory"
     SHARED_MEMORY_EXHAUSTED = "shared_memory_exhausted"
     DISK_FULL = "disk_full"
+    STORAGE_FAILED = "storage_failed"
+    COLLECTIVE_FAILED = "collective_failed"
     IMPORT_ERROR = "import_error"
     STALLED = "stalled"
     TIME_LIMIT = "time_limit"
@@ -64,4 +67,5 @@ REASON_OF_EXIT: dict[int, Reason] = {
     ExitCode.DISK_FULL: Reason.DISK_FULL,
     ExitCode.OUT_OF_HOST_MEMORY: Reason.OUT_OF_HOST_MEMORY,
     ExitCode.IMPORT_ERROR: Reason.IMPORT_ERROR,
+    ExitCode.PROGRAM_FAILED: Reason.INTERNAL_ERROR,
 }

@@ -27,8 +27,14 @@ JOB_ID_VARIABLE = "EYAS_JOB_ID"
 LOCK_FD_VARIABLE = "EYAS_LOCK_FD"
 """Tells shim and stage the number of the inherited descriptor that holds the attempt's lock."""
 
+OUTPUT_DIR_VARIABLE = "EYAS_OUTPUT_DIR"
+"""Tells the program of an `external` stage where its outputs belong."""
+
 MARKER_NAME = ".eyas-job"
 """File in an output directory that says which job it belongs to."""
+
+MAX_LINE_BYTES = 16 << 20
+"""More than any event has; a longer line is damage."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +111,11 @@ class JobDir:
 
 
 def write_whole(path: Path, data: bytes, mode: int = 0o644) -> None:
-    """Make a file appear complete or not at all, and durably."""
+    """Make a file appear complete or not at all, and durably.
+
+    Raises:
+        OSError: the disk is full or the like; names the file.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
     try:
@@ -114,8 +124,10 @@ def write_whole(path: Path, data: bytes, mode: int = 0o644) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:
+            raise OSError(error.errno, os.strerror(error.errno or 0), str(path)) from error
         raise
     fsync_directory(path.parent)
 
@@ -147,16 +159,20 @@ def complete_lines(path: Path, offset: int, limit: int = 1 << 20) -> list[tuple[
 
     Returns:
         (offset behind the line, line without its newline) of each; an unfinished last line is left for later.
-        A single line longer than `limit` is read whole, so that reading always gets on.
+        A single line longer than `limit` is read whole, and one longer than MAX_LINE_BYTES comes in pieces, so that
+        reading always gets on and never takes much memory.
     """
     try:
         with path.open("rb") as file:
             file.seek(offset)
-            data = file.read(limit)
-            while data and b"\n" not in data and (more := file.read(limit)):
-                data += more
+            parts = [file.read(limit)]
+            while b"\n" not in parts[-1] and len(parts) * limit < MAX_LINE_BYTES and (more := file.read(limit)):
+                parts.append(more)
     except FileNotFoundError:
         return []
+    data = b"".join(parts)
+    if len(data) >= MAX_LINE_BYTES and b"\n" not in data:
+        return [(offset + len(data), data)]
     lines = []
     end = offset
     for line in data.split(b"\n")[:-1]:

@@ -5,6 +5,7 @@ Paths are absolute. `InputPath` must exist when the job is submitted unless it l
 this one depends on; `OutputPath` is made by the stage, must be empty or absent, and is marked with the job id.
 """
 
+from pathlib import PurePosixPath
 from typing import Annotated, ClassVar, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -175,7 +176,45 @@ class EvaluateParams(StageParams):
     min_acceptance_length: float | None = Field(None, ge=1, description="fail with gate_not_met below this")
 
 
+class ExternalParams(StageParams):
+    """A program the daemon's operator allows, run as it is; never through a shell."""
+
+    stage: ClassVar[str] = "external"
+
+    argv: tuple[Annotated[str, Field(max_length=65_536)], ...] = Field(
+        min_length=1,
+        max_length=1000,
+        description="program (absolute path, named in EYAS_EXTERNAL_PROGRAMS) and its arguments",
+    )
+    output_dir: OutputPath | None = Field(
+        None, description="the program finds it in EYAS_OUTPUT_DIR; default: the job's own artifacts directory"
+    )
+    working_dir: InputPath | None = Field(None, description="directory it is started in; default: the output directory")
+    expect_outputs: tuple[str, ...] = Field(
+        (), max_length=1000, description="paths in the output directory that must be there when it ends"
+    )
+
+    @field_validator("argv")
+    @classmethod
+    def _a_program_by_its_full_path(cls, argv: tuple[str, ...]) -> tuple[str, ...]:
+        if not PurePosixPath(argv[0]).is_absolute():
+            raise ValueError(f"{argv[0]!r} is not an absolute path; programs are not looked up")
+        if any("\0" in word for word in argv):
+            raise ValueError("contains a NUL character")
+        return argv
+
+    @field_validator("expect_outputs")
+    @classmethod
+    def _paths_that_stay_inside(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            path = PurePosixPath(name)
+            if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in name:
+                raise ValueError(f"{name!r} is not a path inside the output directory")
+        return names
+
+
 STAGES: dict[str, type[StageParams]] = {
-    params.stage: params for params in (PrepareParams, ExtractParams, TrainParams, ValidateParams, EvaluateParams)
+    params.stage: params
+    for params in (PrepareParams, ExtractParams, TrainParams, ValidateParams, EvaluateParams, ExternalParams)
 }
 """Every kind of work, by name."""

@@ -48,6 +48,9 @@ GAIN_IS_ONE_PLUS_WEIGHT = (
 """Families whose RMSNorm multiplies by 1 + weight. Source: `1.0 + self.weight` in transformers 5.19.0 models/;
 gemma3n and gemma4 are not among them."""
 
+LAYER_NORM = ("cohere", "dbrx", "mpt")
+"""Prefixes of families whose final norm is a LayerNorm without a bias, so that its tensors look like an RMSNorm's."""
+
 TIED_UNLESS_SAID = ("gemma", "cohere", "paligemma", "shieldgemma", "recurrent_gemma", "vaultgemma", "qwen2_vl_text")
 """Prefixes of families whose class ties embedding and head by default, so that their configs leave the flag out."""
 
@@ -106,12 +109,10 @@ class VerifierConfig:
     def logit_scale(self) -> float:
         """What the logits are multiplied by after the head.
 
-        Source: Cohere `logit_scale`; Granite divides by `logits_scaling`; Falcon-H1 `lm_head_multiplier`; MiniCPM
+        Source: `logit_scale` as such; Granite divides by `logits_scaling`; Falcon-H1 `lm_head_multiplier`; MiniCPM
         divides the state by hidden_size / dim_model_base.
         """
         scale = self.real("logit_scale")
-        if scale is None and "cohere" in self.model_type:
-            scale = 0.0625
         if scale is None and (divisor := self.real("logits_scaling")) is not None:
             if divisor == 0:
                 raise BadInput(f"{self.file}: logits_scaling is 0")

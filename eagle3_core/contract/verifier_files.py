@@ -12,7 +12,7 @@ from typing import Any
 from eagle3_core.contract import tensor_names
 from eagle3_core.contract.jsonfiles import read_json_object
 from eagle3_core.contract.tensor_names import EMBEDDING, FINAL_NORM, HEAD, Role
-from eagle3_core.contract.verifier_config import VerifierConfig, read_verifier_config
+from eagle3_core.contract.verifier_config import LAYER_NORM, VerifierConfig, read_verifier_config
 from eagle3_core.contract.weight_files import TensorLocation, WeightFiles, read_weight_files
 from eagle3_core.errors import BadInput
 
@@ -85,17 +85,11 @@ def read_verifier_files(path: Path) -> VerifierFiles:
         )
     prefix = embedding.name.removesuffix(".weight").rpartition(".")[0]
     final_norm = find_tensor(FINAL_NORM, weights, f"{prefix}." if prefix else None)
-    if final_norm.name.removesuffix(".weight") + ".bias" in weights.tensors:
-        raise BadInput(f"{path}: {final_norm.name} has a bias: a LayerNorm, and only RMSNorm verifiers are supported")
-    head, tied = _head(config, weights, embedding)
     _check_matrix(config, EMBEDDING, embedding, vocab_size)
+    _check_norm(config, weights, final_norm)
+    head, tied = _head(config, weights, embedding)
     if not tied:
         _check_matrix(config, HEAD, head, vocab_size)
-    if final_norm.info.shape != (config.hidden_size,):
-        raise BadInput(
-            f"{final_norm.file}: {final_norm.name} has shape {list(final_norm.info.shape)}, "
-            f"hidden_size is {config.hidden_size}"
-        )
     heads, kv_heads, head_dim = _attention_sizes(config, weights, f"{prefix}." if prefix else "")
     bos, eos = _special_tokens(config, path)
     return VerifierFiles(
@@ -211,6 +205,21 @@ def _same_bytes(one: TensorLocation, other: TensorLocation) -> bool:
                 return False
             left -= len(chunk)
     return True
+
+
+def _check_norm(config: VerifierConfig, weights: WeightFiles, norm: TensorLocation) -> None:
+    """An RMSNorm over hidden_size."""
+    if norm.name.removesuffix(".weight") + ".bias" in weights.tensors:
+        raise BadInput(f"{weights.path}: {norm.name} has a bias: a LayerNorm, and only RMSNorm verifiers are supported")
+    if config.model_type.startswith(LAYER_NORM):
+        raise BadInput(
+            f"{config.file}: model_type {config.model_type!r} has a LayerNorm before its head, and only RMSNorm "
+            "verifiers are supported"
+        )
+    if norm.info.shape != (config.hidden_size,):
+        raise BadInput(
+            f"{norm.file}: {norm.name} has shape {list(norm.info.shape)}, hidden_size is {config.hidden_size}"
+        )
 
 
 def _check_matrix(config: VerifierConfig, role: Role, location: TensorLocation, vocab_size: int) -> None:

@@ -23,7 +23,7 @@ class ChatTokenizer(Protocol):
     """What is needed of a tokenizer with a chat template."""
 
     def render(self, messages: list[Message], add_generation_prompt: bool) -> str:
-        """The text of a conversation."""
+        """The text of a conversation; BadData where the template refuses it."""
         ...
 
     def encode(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
@@ -70,16 +70,33 @@ def _parse(raw: bytes, where: str) -> list[Message]:
     for message in messages:
         if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
             raise BadData(f"{where}: every message needs a text `role` and a text `content`")
+    if value.get("tools"):
+        raise BadData(f"{where}: `tools` cannot be rendered; leave them out, or put them into the system message")
     return messages
+
+
+def render(tokenizer: ChatTokenizer, messages: list[Message], add_generation_prompt: bool, where: str) -> str:
+    """The text of a conversation.
+
+    Raises:
+        BadData: the chat template refuses it; names the place.
+    """
+    try:
+        return tokenizer.render(messages, add_generation_prompt)
+    except BadData as error:
+        raise BadData(f"{where}: {error}") from error
 
 
 def tokenize(tokenizer: ChatTokenizer, messages: list[Message], where: str) -> TokenRow:
     """Token ids and the mask of what the assistant said.
 
     Raises:
-        BadData: the template rewrites earlier turns, or the masked text does not decode to what was said.
+        BadData: the template refuses the conversation or rewrites earlier turns, an answer has nothing before it, or
+            the masked text is not what was said.
     """
-    text = tokenizer.render(messages, False)
+    if messages[0]["role"] == "assistant":
+        raise BadData(f"{where}: begins with an assistant message, which answers nothing; give the user's turn first")
+    text = render(tokenizer, messages, False, where)
     ids, offsets = tokenizer.encode(text)
     mask = [False] * len(ids)
     for turn, message in enumerate(messages):
@@ -87,11 +104,12 @@ def tokenize(tokenizer: ChatTokenizer, messages: list[Message], where: str) -> T
             continue
         start = _prefix_length(tokenizer, messages[:turn], True, text, where)
         limit = _prefix_length(tokenizer, messages[: turn + 1], False, text, where)
-        said = message["content"].strip()
-        found = text.find(said, start, limit)
-        if found < 0:
+        # A template may trim what was said; where it does not, the blanks behind it are part of the answer.
+        ends = (_end_of(said, text, start, limit) for said in (message["content"], message["content"].strip()))
+        end = next((end for end in ends if end is not None), None)
+        if end is None:
             raise BadData(f"{where}: the chat template changed message {turn + 1}; it cannot be masked exactly")
-        _mask_turn(ids, offsets, mask, start, found + len(said), tokenizer.special_ids)
+        _mask_turn(ids, offsets, mask, (start, end), tokenizer.special_ids)
     first = mask.index(True) if True in mask else len(ids)
     digest = hashlib.sha256(json.dumps(ids[:first]).encode()).hexdigest()[:16]
     return TokenRow(torch.tensor(ids, dtype=torch.int64), torch.tensor(mask, dtype=torch.bool), digest)
@@ -99,7 +117,7 @@ def tokenize(tokenizer: ChatTokenizer, messages: list[Message], where: str) -> T
 
 def _prefix_length(tokenizer: ChatTokenizer, messages: list[Message], prompt: bool, text: str, where: str) -> int:
     """Characters of `text` that these first messages render to."""
-    rendered = tokenizer.render(messages, prompt) if messages else ""
+    rendered = render(tokenizer, messages, prompt, where)
     if not text.startswith(rendered):
         raise BadData(
             f"{where}: the chat template renders earlier turns differently once others follow; "
@@ -108,21 +126,30 @@ def _prefix_length(tokenizer: ChatTokenizer, messages: list[Message], prompt: bo
     return len(rendered)
 
 
+def _end_of(said: str, text: str, start: int, limit: int) -> int | None:
+    """Where the answer ends: it stands right at the start, or behind what the template puts before it."""
+    found = start if text.startswith(said, start, limit) else text.rfind(said, start, limit)
+    return None if found < 0 else found + len(said)
+
+
 def _mask_turn(
     ids: list[int],
     offsets: list[tuple[int, int]],
     mask: list[bool],
-    start: int,
-    end: int,
+    span: tuple[int, int],
     special: frozenset[int],
 ) -> None:
-    """Mark the tokens of [start, end) and the end-of-turn token that follows directly."""
+    """Mark the tokens of the span and the end-of-turn token that follows directly."""
+    start, end = span
     for index, (left, right) in enumerate(offsets):
-        if left >= end and right > left:
+        if left == right:
+            # Some tokenizers trim blanks off their offsets: a token of blanks alone stands, empty, at its end.
+            mask[index] = start < right <= end
+        elif left >= end:
             mask[index] = ids[index] in special
             return
-        if right > start and right > left:
-            mask[index] = left >= start
+        elif left >= start:
+            mask[index] = True
 
 
 def cut(row: TokenRow, max_seq_len: int) -> TokenRow:

@@ -56,25 +56,42 @@ def save_manifest(directory: Path, manifest: PreparedManifest) -> None:
     write_whole(directory / MANIFEST, manifest.model_dump_json(indent=1).encode())
 
 
+def load_manifest(directory: Path) -> PreparedManifest:
+    """The manifest of a finished prepare job.
+
+    Raises:
+        BadData: it is missing or damaged.
+    """
+    path = directory / MANIFEST
+    try:
+        return PreparedManifest.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        raise BadData(f"{path} is missing: {directory} is not the output of a finished prepare job") from None
+    except ValidationError as error:
+        raise BadData(f"{path} is not a manifest of prepare: {error}") from error
+
+
 def load_prepared(directory: Path) -> tuple[PreparedManifest, list[TokenRow]]:
     """Manifest and rows of a finished prepare job.
 
     Raises:
         BadData: a file is missing or damaged, or rows and manifest disagree.
     """
-    path = directory / MANIFEST
-    try:
-        manifest = PreparedManifest.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
-        raise BadData(f"{path} is missing: {directory} is not the output of a finished prepare job") from None
-    except ValidationError as error:
-        raise BadData(f"{path} is not a manifest of prepare: {error}") from error
+    manifest = load_manifest(directory)
     read_header(directory / ROWS)
     tensors = load_file(directory / ROWS)
-    offsets = tensors["offsets"].tolist()
-    if len(offsets) != len(manifest.prompts) + 1 or offsets[-1] != len(tensors["input_ids"]):
-        raise BadData(f"{directory / ROWS}: {len(offsets) - 1} rows, {MANIFEST} says {len(manifest.prompts)}")
-    ids, mask = tensors["input_ids"].to(torch.int64), tensors["loss_mask"]
+    kinds = {"input_ids": torch.int32, "loss_mask": torch.bool, "offsets": torch.int64}
+    for name, dtype in kinds.items():
+        if name not in tensors or tensors[name].dtype != dtype or tensors[name].dim() != 1:
+            raise BadData(f"{directory / ROWS}: tensor {name} should be a one-dimensional {dtype}; prepare again")
+    offsets, ids, mask = tensors["offsets"].tolist(), tensors["input_ids"].to(torch.int64), tensors["loss_mask"]
+    if len(offsets) != len(manifest.prompts) + 1 or not len(ids) == len(mask) == manifest.tokens:
+        raise BadData(
+            f"{directory / ROWS}: {len(offsets) - 1} rows, {len(ids)} input_ids and {len(mask)} loss_mask, {MANIFEST} "
+            f"says {len(manifest.prompts)} rows of {manifest.tokens} tokens; prepare again"
+        )
+    if offsets[0] != 0 or offsets[-1] != len(ids) or offsets != sorted(set(offsets)):
+        raise BadData(f"{directory / ROWS}: tensor offsets does not divide {len(ids)} tokens into rows; prepare again")
     return manifest, [
         TokenRow(ids[start:end], mask[start:end], prompt)
         for start, end, prompt in zip(offsets, offsets[1:], manifest.prompts, strict=False)

@@ -54,8 +54,8 @@ class RowEntry(_Frozen):
     """Where one row lies. `row` is its number in the prepared data, `prompt` a digest of what precedes its answer."""
 
     row: int
-    start: int
-    length: int
+    start: int = Field(ge=0)
+    length: int = Field(ge=1)
     prompt: str
 
 
@@ -152,7 +152,7 @@ def check_states(states_TLH: Tensor, length: int, meta: StoreMeta, where: str) -
     """Refuse states that cannot be what was asked for.
 
     Raises:
-        BadData: wrong length or shape, NaN or Inf (with slot and counts), or a slot that is all zero.
+        BadData: wrong length or shape, NaN or Inf (with slot and counts), or a slot or token that is all zero.
     """
     slots = [*(f"layer {layer}" for layer in meta.layer_ids), f"last state ({meta.last_layer_id})"]
     if len(states_TLH) != length:
@@ -170,6 +170,14 @@ def check_states(states_TLH: Tensor, length: int, meta: StoreMeta, where: str) -
             raise BadData(f"{where}: {nan} NaN and {inf} Inf among the states of {name}; extract the row again")
         if low == 0 and high == 0:
             raise BadData(f"{where}: the states of {name} are all zero; the verifier did not fill them")
+        # Only the embedding of an unused token may be zero.
+        empty = (part[:, 0] == 0).nonzero()[:, 0] if slot or meta.layer_ids[0] else part.new_empty(0, dtype=torch.int64)
+        empty = empty[(part[empty] == 0).all(dim=1)]
+        if len(empty):
+            raise BadData(
+                f"{where}: the states of {name} are all zero at {len(empty)} of {length} tokens, the first is token "
+                f"{int(empty[0])}; the verifier did not fill them, extract the row again"
+            )
 
 
 class HiddenStateStore:
@@ -203,21 +211,18 @@ class HiddenStateStore:
         """One row, cut to its first `max_seq_len` tokens; reads just those bytes.
 
         Raises:
-            BadData: the states are not finite or a slot is all zero; names shard, row and slot.
+            BadData: the shard was cut meanwhile, or states are not finite or all zero; names shard, row and slot.
         """
         shard, row = self._rows[number]
         file = self._files[shard]
         length = min(row.length, max_seq_len or row.length)
         span = (row.start, row.start + length)
-        states = _span(file, "hidden_states", *span)
+        try:
+            states, ids, mask = (_span(file, name, *span) for name in ("hidden_states", "token_ids", "loss_mask"))
+        except UnreadableFile as error:
+            raise BadData(f"{error}; extract again") from error
         check_states(states, length, self.meta, f"{file.path}, row {row.row}")
-        return StoredRow(
-            row.row,
-            _span(file, "token_ids", *span),
-            _span(file, "loss_mask", *span),
-            states[:, :-1],
-            states[:, -1],
-        )
+        return StoredRow(row.row, ids, mask, states[:, :-1], states[:, -1])
 
     def masks(self, max_seq_len: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """(token_ids int64 [T], loss_mask bool [T]) of every row, without reading any state."""

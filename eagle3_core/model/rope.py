@@ -37,8 +37,8 @@ def inverse_frequencies(rope: dict[str, Any], head_dim: int) -> Tensor:
     if kind == "llama3":
         return _llama3(base, rope)
     raise BadInput(
-        f"rope_type {kind!r} cannot be trained: a drafter computes default, linear and llama3. "
-        "Start from a drafter with one of these (finetune_from)."
+        f"rope_type {kind!r} cannot be trained: a drafter computes default, linear and llama3; "
+        "start from a drafter that has one of these (finetune_from)"
     )
 
 

@@ -48,7 +48,8 @@ def build_vocab_map(counts_V: Tensor, draft_vocab_size: int, always: Iterable[in
         always: tokens that are kept whatever their count: end of text, end of turn, think tags.
 
     Raises:
-        BadInput: D is larger than V, or smaller than the number of tokens that are always kept.
+        BadInput: D is larger than V, or smaller than the number of tokens that are always kept, or the data holds
+            the first D tokens alone: such a map could not be told from one that was never filled in.
     """
     vocab_size = len(counts_V)
     special = torch.tensor(sorted({token for token in always if 0 <= token < vocab_size}), dtype=torch.int64)
@@ -60,9 +61,38 @@ def build_vocab_map(counts_V: Tensor, draft_vocab_size: int, always: Iterable[in
     rank = counts_V.clone()
     rank[special] = torch.iinfo(torch.int64).max
     chosen = torch.sort(rank, descending=True, stable=True).indices[:draft_vocab_size].sort().values
-    t2d = torch.zeros(vocab_size, dtype=torch.bool)
-    t2d[chosen] = True
-    return VocabMap(chosen - torch.arange(draft_vocab_size), t2d, counts_V)
+    vocab_map = map_of_tokens(chosen, counts_V)
+    if fault := map_fault(vocab_map.d2t_D, vocab_map.t2d_V, vocab_size):
+        raise BadInput(f"draft_vocab_size {draft_vocab_size} cannot be filled from this data: {fault}")
+    return vocab_map
+
+
+def map_of_tokens(tokens_D: Tensor, counts_V: Tensor) -> VocabMap:
+    """The map of these verifier tokens, int64 [D], distinct and ascending."""
+    t2d = torch.zeros(len(counts_V), dtype=torch.bool)
+    t2d[tokens_D] = True
+    return VocabMap(tokens_D - torch.arange(len(tokens_D)), t2d, counts_V)
+
+
+def map_fault(d2t_D: Tensor, t2d_V: Tensor | None, vocab_size: int) -> str | None:
+    """What is wrong with a map in either order, or None; t2d is compared where it is given."""
+    tokens_D = torch.arange(len(d2t_D)) + d2t_D
+
+    def distinct(ids_D: Tensor) -> bool:
+        return len(ids_D.unique()) == len(ids_D) and 0 <= int(ids_D.min()) <= int(ids_D.max()) < vocab_size
+
+    def agrees(ids_D: Tensor) -> bool:
+        return t2d_V is None or torch.equal(ids_D.sort().values, t2d_V.nonzero()[:, 0])
+
+    if len(d2t_D) < vocab_size and not bool(d2t_D.any()):
+        return f"d2t is all zero: draft ids stand for the tokens 0..{len(d2t_D) - 1}, an arbitrary slice"
+    if distinct(tokens_D) and agrees(tokens_D):
+        return None
+    if distinct(d2t_D) and agrees(d2t_D):
+        return "d2t looks absolute: it holds verifier tokens where offsets (token - draft id) are meant"
+    if distinct(tokens_D):
+        return "d2t and t2d name different tokens"
+    return f"d2t does not name {len(d2t_D)} distinct tokens of 0..{vocab_size - 1}"
 
 
 def save_vocab_map(directory: Path, vocab_map: VocabMap) -> Path:
@@ -88,6 +118,11 @@ def load_vocab_map(directory: Path) -> VocabMap:
         if name not in tensors or tensors[name].dtype != dtype or tensors[name].dim() != 1:
             raise BadInput(f"{path}: tensor {name} should be a one-dimensional {dtype}; run prepare again")
     vocab_map = VocabMap(tensors["d2t"], tensors["t2d"], tensors["token_counts"])
-    if not torch.equal(vocab_map.target_ids_D, vocab_map.t2d_V.nonzero()[:, 0]):
-        raise BadInput(f"{path}: d2t and t2d name different tokens; run prepare again")
+    fault = map_fault(vocab_map.d2t_D, vocab_map.t2d_V, len(vocab_map.t2d_V))
+    if fault is None and not torch.equal(vocab_map.target_ids_D, vocab_map.t2d_V.nonzero()[:, 0]):
+        fault = "the draft ids do not ascend with the tokens they stand for"
+    if fault is None and len(vocab_map.counts_V) != len(vocab_map.t2d_V):
+        fault = f"token_counts has {len(vocab_map.counts_V)} entries, t2d {len(vocab_map.t2d_V)}"
+    if fault is not None:
+        raise BadInput(f"{path}: {fault}; run prepare again")
     return vocab_map

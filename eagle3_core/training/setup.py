@@ -20,7 +20,7 @@ from eagle3_core.data.store import StoreMeta
 from eagle3_core.errors import BadInput
 from eagle3_core.model.config import DrafterConfig
 from eagle3_core.model.drafter import Eagle3Drafter
-from eagle3_core.model.vocab_map import VocabMap, load_vocab_map
+from eagle3_core.model.vocab_map import VocabMap, load_vocab_map, map_fault, map_of_tokens
 from eagle3_core.training.ttt import TargetHead
 from eagle3_core.verifier.tensors import VerifierWeights
 
@@ -52,16 +52,7 @@ def resolve_shape(
     Raises:
         BadInput: the request, the store, the verifier or the source checkpoint contradict each other; names both.
     """
-    if meta.hidden_size != files.hidden_size:
-        raise BadInput(
-            f"data_dir holds states of hidden size {meta.hidden_size} ({meta.verifier}), the verifier "
-            f"{params.verifier} has {files.hidden_size}"
-        )
-    if params.aux_layer_ids is not None and params.aux_layer_ids != meta.layer_ids:
-        raise BadInput(
-            f"aux_layer_ids {list(params.aux_layer_ids)} were asked for, data_dir {params.data_dir} holds the states "
-            f"entering layers {list(meta.layer_ids)}; extract again, or leave aux_layer_ids out"
-        )
+    _check_store(params, files, meta)
     chosen: dict[str, Any] = {
         name: dict(params)[name] if dict(params)[name] is not None else _verifier_size(files, name)
         for name in SHAPE_FIELDS
@@ -94,8 +85,32 @@ def resolve_shape(
     return Shape(config, overrides)
 
 
-def _verifier_size(files: VerifierFiles, name: str) -> int:
+def _check_store(params: TrainParams, files: VerifierFiles, meta: StoreMeta) -> None:
+    """Refuse states of another verifier or of other layers than were asked for."""
+    if meta.hidden_size != files.hidden_size:
+        raise BadInput(
+            f"data_dir holds states of hidden size {meta.hidden_size} ({meta.verifier}), the verifier "
+            f"{params.verifier} has {files.hidden_size}"
+        )
+    for name in ("vocab_size", "num_hidden_layers"):
+        if dict(meta)[name] != vars(files)[name]:
+            raise BadInput(
+                f"data_dir was extracted from {meta.verifier} with {name} {dict(meta)[name]}, the verifier "
+                f"{params.verifier} has {vars(files)[name]}"
+            )
+    if meta.last_layer_id != meta.num_hidden_layers:
+        raise BadInput(
+            f"data_dir {params.data_dir} holds the state entering layer {meta.last_layer_id} as the last one, targets "
+            f"come from the one behind the last layer ({meta.num_hidden_layers}); extract again"
+        )
+    if params.aux_layer_ids is not None and params.aux_layer_ids != meta.layer_ids:
+        raise BadInput(
+            f"aux_layer_ids {list(params.aux_layer_ids)} were asked for, data_dir {params.data_dir} holds the states "
+            f"entering layers {list(meta.layer_ids)}; extract again, or leave aux_layer_ids out"
+        )
 
+
+def _verifier_size(files: VerifierFiles, name: str) -> int:
     sizes = {
         "intermediate_size": files.intermediate_size,
         "num_attention_heads": files.num_attention_heads,
@@ -125,13 +140,11 @@ def _from_source(params: TrainParams, meta: StoreMeta, source: DrafterSource, ov
         for name in FLAG_FIELDS
         if asked[name] is not None and asked[name] != taken[name]
     ]
-    if config.aux_layer_ids is not None and config.aux_layer_ids != meta.layer_ids:
+    if text := _other_states(params, meta, source):
+        mismatches.append((text, ""))
+    if config.vocab_size != meta.vocab_size:
         mismatches.append(
-            (
-                f"data_dir {params.data_dir} holds the states entering layers {list(meta.layer_ids)}, {where} was "
-                f"made for those entering {list(config.aux_layer_ids)}",
-                "",
-            )
+            (f"{where} was made for {config.vocab_size} verifier tokens, {meta.verifier} has {meta.vocab_size}", "")
         )
     if mismatches and not params.allow_source_mismatch:
         raise BadInput(
@@ -153,6 +166,20 @@ def _from_source(params: TrainParams, meta: StoreMeta, source: DrafterSource, ov
     }
 
 
+def _other_states(params: TrainParams, meta: StoreMeta, source: DrafterSource) -> str | None:
+    """What to say where the source learned on other states than the store holds, as far as it tells."""
+    made_for, how = source.config.aux_layer_ids, ""
+    if made_for is None and source.captured_after:
+        last = meta.num_hidden_layers
+        made_for, how = (3, last // 2 + 1, last - 2), " (the default of speculators 0.3, which writes no ids)"
+    if made_for is None or made_for == meta.layer_ids:
+        return None
+    return (
+        f"data_dir {params.data_dir} holds the states entering layers {list(meta.layer_ids)}, finetune_from "
+        f"{params.finetune_from} was made for those entering {list(made_for)}{how}"
+    )
+
+
 def choose_vocab_map(params: TrainParams, files: VerifierFiles, source_tensors: dict[str, Tensor] | None) -> VocabMap:
     """The draft vocabulary: the one of vocab_map_dir, else the source checkpoint's.
 
@@ -161,11 +188,8 @@ def choose_vocab_map(params: TrainParams, files: VerifierFiles, source_tensors: 
     """
     if params.vocab_map_dir is not None:
         vocab_map = load_vocab_map(Path(params.vocab_map_dir))
-    elif source_tensors is not None and {"d2t", "t2d"} <= set(source_tensors):
-        t2d = source_tensors["t2d"]
-        vocab_map = VocabMap(source_tensors["d2t"], t2d, torch.zeros(len(t2d), dtype=torch.int64))
     else:
-        raise BadInput(f"{params.finetune_from} holds no d2t and t2d; give vocab_map_dir")
+        vocab_map = _map_of_source(params, files.vocab_size, source_tensors or {})
     if len(vocab_map.t2d_V) != files.vocab_size:
         raise BadInput(
             f"the vocabulary map is for {len(vocab_map.t2d_V)} verifier tokens, {params.verifier} has "
@@ -175,6 +199,18 @@ def choose_vocab_map(params: TrainParams, files: VerifierFiles, source_tensors: 
     if params.draft_vocab_size is not None and params.draft_vocab_size != size:
         raise BadInput(f"draft_vocab_size {params.draft_vocab_size} was asked for, the vocabulary map has {size}")
     return vocab_map
+
+
+def _map_of_source(params: TrainParams, vocab_size: int, tensors: dict[str, Tensor]) -> VocabMap:
+    """The source's draft vocabulary, in the order of the verifier's tokens whatever order it has there."""
+    tokens = torch.arange(vocab_size)
+    if "d2t" in tensors:
+        if fault := map_fault(tensors["d2t"], tensors.get("t2d"), vocab_size):
+            raise BadInput(f"finetune_from {params.finetune_from}: {fault}; give vocab_map_dir")
+        tokens = (tensors["d2t"] + torch.arange(len(tensors["d2t"]))).sort().values
+    elif "lm_head.weight" not in tensors or len(tensors["lm_head.weight"]) != vocab_size:
+        raise BadInput(f"finetune_from {params.finetune_from} holds no d2t and t2d; give vocab_map_dir")
+    return map_of_tokens(tokens, torch.zeros(vocab_size, dtype=torch.int64))
 
 
 def read_source(params: TrainParams) -> tuple[DrafterSource, dict[str, Tensor]] | None:
@@ -261,14 +297,15 @@ def _load_source(drafter: Eagle3Drafter, vocab_map: VocabMap, tensors: dict[str,
 def _match_head_rows(drafter: Eagle3Drafter, vocab_map: VocabMap, tensors: dict[str, Tensor]) -> int:
     """Copy the source's head rows of tokens both vocabularies hold; returns how many."""
     head = tensors["lm_head.weight"]
-    source_ids = torch.arange(len(head)) + tensors.get("d2t", torch.zeros(len(head), dtype=torch.int64))
-    if tuple(head.shape[1:]) != (drafter.config.hidden_size,) or len(source_ids) != len(head):
-        raise BadInput(f"finetune_from: lm_head.weight {list(head.shape)} and d2t [{len(source_ids)}] do not fit")
     vocab_size = drafter.config.vocab_size
-    if source_ids.min() < 0 or source_ids.max() >= vocab_size or source_ids.unique().numel() != len(source_ids):
-        raise BadInput(f"finetune_from: d2t does not name {len(source_ids)} distinct tokens of 0..{vocab_size - 1}")
-    if "t2d" in tensors and not torch.equal(tensors["t2d"].nonzero()[:, 0], source_ids.sort().values):
-        raise BadInput("finetune_from: d2t and t2d name different tokens, so its head rows have no known meaning")
+    if "d2t" not in tensors and len(head) != vocab_size:
+        raise BadInput(f"finetune_from: {len(head)} head rows for {vocab_size} verifier tokens, and no d2t beside them")
+    d2t = tensors.get("d2t", torch.zeros(len(head), dtype=torch.int64))
+    if tuple(head.shape[1:]) != (drafter.config.hidden_size,) or len(d2t) != len(head):
+        raise BadInput(f"finetune_from: lm_head.weight {list(head.shape)} and d2t [{len(d2t)}] do not fit")
+    if fault := map_fault(d2t, tensors.get("t2d"), vocab_size):
+        raise BadInput(f"finetune_from: {fault}, so its head rows have no known meaning")
+    source_ids = torch.arange(len(head)) + d2t
     row_of_token = torch.full((vocab_size,), -1, dtype=torch.int64)
     row_of_token[source_ids] = torch.arange(len(head))
     rows = row_of_token[vocab_map.target_ids_D]

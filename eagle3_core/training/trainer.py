@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from eagle3_core.contract.params import TrainParams
 from eagle3_core.data.store import HiddenStateStore, StoredRow
-from eagle3_core.errors import Diverged
+from eagle3_core.errors import BadData, Diverged
 from eagle3_core.model.drafter import Eagle3Drafter
 from eagle3_core.training.schedule import make_scheduler, warmup_steps
 from eagle3_core.training.ttt import StepScore, TargetHead, counted_rows, score_sequence, total_loss
@@ -43,11 +43,11 @@ class Totals:
             self.rows[k] += score.rows
 
     def metrics(self) -> dict[str, Any]:
-        """loss (decayed sum of the step means, nats), loss_per_step, accuracy per step, rows per step."""
-        means = [loss / rows if rows else 0.0 for loss, rows in zip(self.loss, self.rows, strict=True)]
+        """loss (decayed sum of the step means, nats), loss_per_step, accuracy and rows per step; None without rows."""
+        means = [loss / rows if rows else None for loss, rows in zip(self.loss, self.rows, strict=True)]
         accuracy = [ok / rows if rows else None for ok, rows in zip(self.correct, self.rows, strict=True)]
         return {
-            "loss": sum(self.decay**k * mean for k, mean in enumerate(means)),
+            "loss": sum(self.decay**k * mean for k, mean in enumerate(means) if mean is not None),
             "loss_per_step": means,
             "accuracy": accuracy,
             "rows": self.rows,
@@ -66,14 +66,18 @@ class StepReport:
     tokens: int
 
 
-class _Rows(Dataset[StoredRow]):
+class _Rows(Dataset["StoredRow | BadData"]):
     """Rows of a store by number; picklable, so that reader processes can open it for themselves."""
 
     def __init__(self, store: HiddenStateStore, max_seq_len: int) -> None:
         self.store, self.max_seq_len = store, max_seq_len
 
-    def __getitem__(self, row: int) -> StoredRow:
-        return self.store.read(row, self.max_seq_len)
+    def __getitem__(self, row: int) -> StoredRow | BadData:
+        # Handed over, since a reader process would raise it with its own traceback in the message.
+        try:
+            return self.store.read(row, self.max_seq_len)
+        except BadData as error:
+            return error
 
 
 class _Order(Sampler[int]):
@@ -173,7 +177,10 @@ class Trainer:
 
     def _load(self, rows: list[int]) -> Iterator[StoredRow]:
         self._order.rows = rows
-        return iter(self._loader)
+        for row in self._loader:
+            if isinstance(row, BadData):
+                raise row
+            yield row
 
     def _score(self, row: StoredRow, noise: float) -> list[StepScore]:
         mask = row.loss_mask_T.to(self.device)

@@ -79,7 +79,7 @@ def score_sequence(
     # Behind the end the input token is 0: such a row never counts, but its place has to be filled.
     ids = torch.cat((token_ids_T[1:], token_ids_T.new_zeros(steps)))
     needed = torch.zeros(count + 1, dtype=torch.bool, device=rows_KR.device)
-    for step in range(steps):
+    for step in range(min(steps, count)):
         needed[1 + step :] |= rows_KR[step, : count - step]
     target_row = needed.cumsum(0) - 1
     target_logp = target_head(last_TH[needed]).log_softmax(-1)

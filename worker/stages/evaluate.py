@@ -7,11 +7,12 @@ from typing import Any
 import torch
 
 from eagle3_core.checkpoint.format import read_drafter_config, read_drafter_tensors
+from eagle3_core.checkpoint.judge import judge
 from eagle3_core.contract.jobdir import write_json
 from eagle3_core.contract.params import EvaluateParams
 from eagle3_core.contract.verifier_files import VerifierFiles, read_verifier_files
-from eagle3_core.data.conversations import read_conversations
-from eagle3_core.errors import BadData, BadInput, GateNotMet
+from eagle3_core.data.conversations import read_conversations, render
+from eagle3_core.errors import BadData, BadInput, GateNotMet, InvalidCheckpoint
 from eagle3_core.evaluation.rounds import RoundCounts
 from eagle3_core.evaluation.speculate import decode_greedy, decode_speculative
 from eagle3_core.evaluation.walk import walk
@@ -34,6 +35,7 @@ def run(context: StageContext) -> StageResult:
         context.warn(code, message)
     tokenizer = HuggingFaceTokenizer(verifier)
     prompts = read_prompts(Path(params.prompts), tokenizer, params.max_prompts)
+    _check_request(params, files, prompts)
     device = pick_device(params.device)
     drafter = load_drafter(Path(params.checkpoint), files, device)
     aux_ids = drafter.config.aux_layer_ids
@@ -81,6 +83,19 @@ def run(context: StageContext) -> StageResult:
     return StageResult(data, {"acceptance": str(context.output_dir / "acceptance.json")})
 
 
+def _check_request(params: EvaluateParams, files: VerifierFiles, prompts: list[list[int]]) -> None:
+    """Refuse texts longer than the verifier is made for, and a drafter that is judged invalid beside it."""
+    longest = max(len(prompt) for prompt in prompts) + params.max_new_tokens
+    if longest > files.max_position_embeddings:
+        raise BadInput(
+            f"{params.prompts}: the longest prompt and max_new_tokens {params.max_new_tokens} make {longest} tokens, "
+            f"the verifier is made for {files.max_position_embeddings}"
+        )
+    verdict = judge(Path(params.checkpoint), verifier=Path(params.verifier))
+    if not verdict.usable:
+        raise InvalidCheckpoint(f"{params.checkpoint} is {verdict.verdict}: {verdict.errors()}")
+
+
 @dataclass
 class Totals:
     """Both counts over all prompts."""
@@ -123,13 +138,16 @@ def read_prompts(path: Path, tokenizer: HuggingFaceTokenizer, limit: int) -> lis
     """Token ids of the first prompts of a file, each cut before its last assistant turn.
 
     Raises:
-        BadData: the file holds no prompt.
+        BadData: the file holds no prompt, or a line that is none.
     """
     prompts = []
-    for _, messages in read_conversations(path):
+    for line, messages in read_conversations(path):
+        where = f"{path}, line {line}"
         turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         asked = messages[: turns[-1]] if turns else messages
-        prompts.append(tokenizer.encode(tokenizer.render(asked, True))[0])
+        if not asked:
+            raise BadData(f"{where}: begins with an assistant message; give the user's turn first")
+        prompts.append(tokenizer.encode(render(tokenizer, asked, True, where))[0])
         if len(prompts) == limit:
             break
     if not prompts:
@@ -152,6 +170,9 @@ def load_drafter(path: Path, files: VerifierFiles, device: torch.device) -> Eagl
     if "embed_tokens.weight" not in tensors:
         tensors["embed_tokens.weight"] = load_tensor(files.embedding)[: files.vocab_size]
     drafter = Eagle3Drafter(read_drafter_config(path).config)
+    if "d2t" in tensors and "t2d" not in tensors:
+        tensors["t2d"] = torch.zeros(drafter.config.vocab_size, dtype=torch.bool)
+        tensors["t2d"][tensors["d2t"] + torch.arange(len(tensors["d2t"]))] = True
     try:
         drafter.load_state_dict(tensors)
     except RuntimeError as error:

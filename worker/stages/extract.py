@@ -13,13 +13,19 @@ from eagle3_core.contract.verifier_files import (
     tokenizer_fingerprint,
 )
 from eagle3_core.data.conversations import TokenRow
-from eagle3_core.data.prepared import load_prepared
+from eagle3_core.data.prepared import PreparedManifest, load_prepared
 from eagle3_core.data.store import DTYPES, StoreMeta, StoreWriter
 from eagle3_core.errors import BadInput
+from eagle3_core.training.setup import make_target_head
+from eagle3_core.verifier.tensors import load_verifier_weights
 from worker.context import StageContext, StageResult
 from worker.device import pick_device
 from worker.hugging_face import capture_states, load_model
 from worker.progress import Progress
+
+CHECKED_LOGITS = 512
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.03}
+"""By dtype of the state, relative to the norm of the logits; bfloat16 alone is off by 0.003."""
 
 
 def default_aux_layer_ids(num_hidden_layers: int) -> tuple[int, ...]:
@@ -45,13 +51,7 @@ def run(context: StageContext) -> StageResult:
     for code, message in files.warnings:
         context.warn(code, message)
     aux_ids = _aux_layer_ids(params, files)
-    manifest, rows = load_prepared(Path(params.prepared_dir))
-    if manifest.tokenizer_fingerprint != tokenizer_fingerprint(Path(params.verifier)):
-        raise BadInput(
-            f"{params.prepared_dir} was prepared with the tokenizer of {manifest.verifier}, which is not that of "
-            f"{params.verifier}; prepare again with this verifier"
-        )
-
+    manifest, rows = _read_rows(params, files)
     context.phase("loading")
     device = pick_device(params.device)
     model = load_model(Path(params.verifier), device, DTYPES[params.dtype])
@@ -84,7 +84,9 @@ def run(context: StageContext) -> StageResult:
     with torch.inference_mode(), capture_states(model, layer_ids) as states:
         for batch in length_batches([len(row.token_ids_T) for row in rows], params.batch_tokens):
             context.check_stop()
-            _forward(model, [rows[index] for index in batch], device)
+            logits = _forward(model, [rows[index] for index in batch], device)
+            if not progress.done:
+                check_targets(files, states[files.num_hidden_layers][:, -1], logits)
             stacked = torch.stack([states[layer_id] for layer_id in layer_ids], dim=2).cpu()
             for slot, index in enumerate(batch):
                 row = rows[index]
@@ -100,6 +102,24 @@ def run(context: StageContext) -> StageResult:
         "aux_layer_ids": list(aux_ids),
     }
     return StageResult(data, {"store": str(context.output_dir)})
+
+
+def _read_rows(params: ExtractParams, files: VerifierFiles) -> tuple[PreparedManifest, list[TokenRow]]:
+    """The prepared rows, if they are this verifier's and not too long for it."""
+    manifest, rows = load_prepared(Path(params.prepared_dir))
+    if manifest.tokenizer_fingerprint != tokenizer_fingerprint(Path(params.verifier)):
+        raise BadInput(
+            f"{params.prepared_dir} was prepared with the tokenizer of {manifest.verifier}, which is not that of "
+            f"{params.verifier}; prepare again with this verifier"
+        )
+
+    longest = max(len(row.token_ids_T) for row in rows)
+    if longest > files.max_position_embeddings:
+        raise BadInput(
+            f"{params.prepared_dir} holds a row of {longest} tokens, the verifier {params.verifier} is made for "
+            f"{files.max_position_embeddings}; prepare again with a lower max_seq_len"
+        )
+    return manifest, rows
 
 
 def _aux_layer_ids(params: ExtractParams, files: VerifierFiles) -> tuple[int, ...]:
@@ -126,12 +146,43 @@ def length_batches(lengths: list[int], batch_tokens: int) -> Iterator[list[int]]
         yield batch
 
 
-def _forward(model: torch.nn.Module, rows: list[TokenRow], device: torch.device) -> None:
-    """One forward pass over rows padded on the right; causal attention keeps the padding out of every real token."""
+def _forward(model: torch.nn.Module, rows: list[TokenRow], device: torch.device) -> torch.Tensor:
+    """One forward pass over rows padded on the right; causal attention keeps the padding out of every real token.
+
+    Returns:
+        The logits [B, V] behind the last column, padding or not.
+    """
     width = max(len(row.token_ids_T) for row in rows)
     ids = torch.zeros(len(rows), width, dtype=torch.int64)
     mask = torch.zeros(len(rows), width, dtype=torch.int64)
     for slot, row in enumerate(rows):
         ids[slot, : len(row.token_ids_T)] = row.token_ids_T
         mask[slot, : len(row.token_ids_T)] = 1
-    model(input_ids=ids.to(device), attention_mask=mask.to(device), use_cache=False, logits_to_keep=1)
+    output = model(input_ids=ids.to(device), attention_mask=mask.to(device), use_cache=False, logits_to_keep=1)
+    logits: torch.Tensor = output.logits[:, -1]
+    return logits
+
+
+def check_targets(files: VerifierFiles, last: torch.Tensor, logits: torch.Tensor) -> None:
+    """See that norm and head as training reads them give the verifier's own logits.
+
+    Args:
+        files: the verifier.
+        last: [B, H] states entering the final norm.
+        logits: [B, V], what the verifier made of them.
+
+    Raises:
+        BadInput: they do not, so a drafter would learn from wrong targets.
+    """
+    if any(code == "tied_head_differs" for code, _ in files.warnings):
+        return  # which of two heads counts was said already, and transformers takes the other one
+    rows = torch.arange(0, files.vocab_size, max(1, files.vocab_size // CHECKED_LOGITS))
+    head = make_target_head(load_verifier_weights(files, rows), "pre_norm", torch.device("cpu"))
+    theirs = logits[:, rows.to(logits.device)].cpu().float()
+    off = float((head(last.cpu()) - theirs).norm() / theirs.norm())
+    if off >= TOLERANCE[last.dtype]:
+        raise BadInput(
+            f"{files.path}: norm and head ({files.final_norm.name}, {files.head.name}) do not give the logits of the "
+            f"verifier itself, they are {off:.0%} off: model_type {files.model_type!r} computes its last layer in a "
+            "way that is not known here, and a drafter would learn wrong targets"
+        )

@@ -15,6 +15,8 @@ from worker.context import StageContext, StageResult
 from worker.hugging_face import HuggingFaceTokenizer
 from worker.progress import Progress
 
+LOW_COVERAGE = 0.8
+
 
 def run(context: StageContext) -> StageResult:
     """Tokenise, mask, count, and write the three files of the prepared directory."""
@@ -44,6 +46,7 @@ def run(context: StageContext) -> StageResult:
         else:
             dropped["answer_cut_off" if counted_rows(row.loss_mask_T, 1).any() else "nothing_to_train"] += 1
         progress.step()
+    _warn_of_talk_behind_stops(context, rows, lines, tokenizer.stop_ids | set(verifier.eos_token_ids))
     for reason, count in dropped.items():
         if count:
             context.warn(f"rows_dropped_{reason}", f"{count} of {total} conversations were left out: {reason}")
@@ -53,6 +56,24 @@ def run(context: StageContext) -> StageResult:
     context.phase("writing")
     kept_ids = tokenizer.kept_ids | set(verifier.eos_token_ids)
     return _write(context, params, verifier.vocab_size, kept_ids, rows, lines, dropped)
+
+
+def _warn_of_talk_behind_stops(
+    context: StageContext, rows: list[TokenRow], lines: list[int], stop_ids: frozenset[int]
+) -> None:
+    """An answer that goes on behind a token that ends it: the text of a control token inside a message."""
+    stops = torch.tensor(sorted(stop_ids))
+    found = [
+        line
+        for line, row in zip(lines, rows, strict=True)
+        if (torch.isin(row.token_ids_T[:-1], stops) & row.loss_mask_T[:-1] & row.loss_mask_T[1:]).any()
+    ]
+    if found:
+        context.warn(
+            "answer_goes_on_behind_its_end",
+            f"{len(found)} conversations hold the text of an end-of-turn token inside an answer, so that what stands "
+            f"behind it would never be said: lines {', '.join(map(str, found[:5]))}",
+        )
 
 
 def _write(
@@ -70,6 +91,12 @@ def _write(
         raise BadData(f"the tokenizer gave token {highest}, the verifier's vocabulary ends at {vocab_size - 1}")
     counts = torch.bincount(supervised, minlength=vocab_size)
     vocab_map = build_vocab_map(counts, params.draft_vocab_size, kept_ids)
+    if vocab_map.coverage < LOW_COVERAGE:
+        context.warn(
+            "low_coverage",
+            f"the draft vocabulary of {params.draft_vocab_size} covers {vocab_map.coverage:.1%} of what is supervised: "
+            "the drafter cannot propose the rest; raise draft_vocab_size",
+        )
     manifest = PreparedManifest(
         verifier=params.verifier,
         tokenizer_fingerprint=tokenizer_fingerprint(Path(params.verifier)),

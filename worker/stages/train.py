@@ -5,13 +5,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eagle3_core.checkpoint.format import write_checkpoint
+from torch import Tensor
+
+from eagle3_core.checkpoint.format import DrafterSource, write_checkpoint
 from eagle3_core.checkpoint.judge import Verdict, judge
 from eagle3_core.contract.params import TrainParams
 from eagle3_core.contract.verifier_files import VerifierFiles, config_fingerprint, read_verifier_files
+from eagle3_core.data.prepared import MANIFEST, load_manifest
 from eagle3_core.data.split import split_by_prompt
 from eagle3_core.data.store import HiddenStateStore
-from eagle3_core.errors import BadData, InvalidCheckpoint
+from eagle3_core.errors import BadData, CheckpointError, InvalidCheckpoint
 from eagle3_core.model.drafter import Eagle3Drafter
 from eagle3_core.training.setup import (
     Shape,
@@ -75,11 +78,13 @@ def _set_up(context: StageContext, params: TrainParams) -> Run:
             "verifier_differs",
             f"data_dir was extracted from {store.meta.verifier}, whose config is not that of {params.verifier}",
         )
+    _judge_source(context, params)
     source = read_source(params)
     vocab_map = choose_vocab_map(params, files, None if source is None else source[1])
     shape = resolve_shape(params, files, store.meta, None if source is None else source[0], len(vocab_map.d2t_D))
     for override in shape.overrides:
         context.warn("source_mismatch_allowed", override)
+    _warn_of_gaps(context, params, store, source)
     context.report(
         "vocabulary map",
         f"d2t {list(vocab_map.d2t_D.shape)}, t2d {list(vocab_map.t2d_V.shape)}, {int(vocab_map.t2d_V.sum())} kept, "
@@ -115,13 +120,65 @@ def _set_up(context: StageContext, params: TrainParams) -> Run:
     return Run(params, files, shape, drafter, trainer, len(train_rows), len(val_rows))
 
 
+def _judge_source(context: StageContext, params: TrainParams) -> None:
+    """Refuse to start from a drafter that is judged invalid; say what is suspect."""
+    if params.finetune_from is None:
+        return
+    verdict = judge(Path(params.finetune_from))
+    if not verdict.usable:
+        raise CheckpointError(f"finetune_from {params.finetune_from} is {verdict.verdict}: {verdict.errors()}")
+    for finding in verdict.findings:
+        if finding.severity == "warning":
+            context.warn(finding.code, f"finetune_from {params.finetune_from}: {finding.message}")
+
+
+def _warn_of_gaps(
+    context: StageContext,
+    params: TrainParams,
+    store: HiddenStateStore,
+    source: tuple[DrafterSource, dict[str, Tensor]] | None,
+) -> None:
+    """Say what could not be compared, or differs without being wrong for certain."""
+    held = list(store.meta.layer_ids)
+    if source is not None and source[0].config.aux_layer_ids is None and not source[0].captured_after:
+        context.warn(
+            "aux_ids_not_stated",
+            f"finetune_from {params.finetune_from} does not say which states it was made for; it is fed those "
+            f"entering layers {held} now, and starts anew if it learned on others",
+        )
+    directory = Path(params.vocab_map_dir or "")
+    if params.vocab_map_dir is not None and (directory / MANIFEST).exists():
+        manifest = load_manifest(directory)
+        if manifest.tokenizer_fingerprint != store.meta.tokenizer_fingerprint:
+            context.warn(
+                "vocabulary_map_differs",
+                f"vocab_map_dir was prepared with the tokenizer of {manifest.verifier}, data_dir with that of "
+                f"{store.meta.verifier}: its draft ids may stand for other tokens",
+            )
+
+
 def _split(context: StageContext, params: TrainParams, store: HiddenStateStore) -> tuple[list[int], list[int]]:
     """Rows with something to train, on both sides of the validation split."""
-    usable = [bool(counted_rows(mask, 1).any()) for _, mask in store.masks(params.max_seq_len)]
+    usable, deepest = [], 0
+    for entry, (ids, mask) in zip(store.entries, store.masks(params.max_seq_len), strict=True):
+        if not 0 <= int(ids.min()) <= int(ids.max()) < store.meta.vocab_size:
+            raise BadData(
+                f"{params.data_dir}, row {entry.row}: token_ids from {int(ids.min())} to {int(ids.max())}, the "
+                f"verifier has {store.meta.vocab_size} tokens; extract again"
+            )
+        rows = counted_rows(mask, params.ttt_steps).any(dim=1)
+        usable.append(bool(rows[0]))
+        deepest = max(deepest, int(rows.sum()))
     if dropped := usable.count(False):
         context.warn(
             "rows_without_answer",
             f"{dropped} of {len(store)} rows have nothing to train within max_seq_len {params.max_seq_len}",
+        )
+    if 0 < deepest < params.ttt_steps:
+        context.warn(
+            "ttt_steps_without_rows",
+            f"no answer is long enough for more than {deepest} of the {params.ttt_steps} ttt_steps: nothing is learned "
+            "in the others",
         )
     train, val = split_by_prompt([entry.prompt for entry in store.entries], params.val_ratio, params.seed)
     train, val = [row for row in train if usable[row]], [row for row in val if usable[row]]
@@ -239,9 +296,8 @@ def _judge(context: StageContext, params: TrainParams, path: Path, previous: Pat
         "verdict", path=str(path), verdict=verdict.verdict, findings=findings, seconds=round(seconds, 3)
     )
     print(f"verdict on {path.name}: {verdict.verdict}", flush=True)
-    if verdict.verdict in ("invalid", "unreadable"):
-        first = "; ".join(finding.message for finding in verdict.findings if finding.severity == "error")
+    if not verdict.usable:
         if params.on_invalid_checkpoint == "stop":
-            raise InvalidCheckpoint(f"checkpoint {path} is {verdict.verdict}: {first}")
-        context.warn("invalid_checkpoint", f"{path}: {first}")
+            raise InvalidCheckpoint(f"checkpoint {path} is {verdict.verdict}: {verdict.errors()}")
+        context.warn("invalid_checkpoint", f"{path}: {verdict.errors()}")
     return verdict

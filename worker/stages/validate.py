@@ -10,7 +10,6 @@ from eagle3_core.errors import InvalidCheckpoint
 from worker.context import StageContext, StageResult
 
 VERDICT_NAME = "verdict.json"
-_NAMED_IN_ERROR = 3
 
 
 def run(context: StageContext) -> StageResult:
@@ -39,9 +38,6 @@ def run(context: StageContext) -> StageResult:
     context.events.write(
         "verdict", path=params.checkpoint, verdict=verdict.verdict, findings=findings, seconds=round(seconds, 3)
     )
-    if verdict.verdict in ("invalid", "unreadable"):
-        errors = [finding.message for finding in verdict.findings if finding.severity == "error"]
-        named = "; ".join(errors[:_NAMED_IN_ERROR])
-        more = f"; and {len(errors) - _NAMED_IN_ERROR} more" if len(errors) > _NAMED_IN_ERROR else ""
-        raise InvalidCheckpoint(f"{params.checkpoint} is {verdict.verdict}: {named}{more}")
+    if not verdict.usable:
+        raise InvalidCheckpoint(f"{params.checkpoint} is {verdict.verdict}: {verdict.errors()}")
     return StageResult({"verdict": verdict.verdict, "findings": len(verdict.findings)}, {"verdict": str(file)})

@@ -1,17 +1,22 @@
 """Conversations, prepared rows, vocabulary map, split and store."""
 
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from eagle3_core.data.conversations import read_conversations, tokenize
+from eagle3_core.data.prepared import load_prepared
 from eagle3_core.data.split import split_by_prompt
 from eagle3_core.data.store import HiddenStateStore, check_states
 from eagle3_core.errors import BadData, BadInput
 from eagle3_core.model.vocab_map import build_vocab_map, load_vocab_map, save_vocab_map
 from tests import tiny
+from tests.unit.core.test_golden import GOLDEN
 
 
 class ByteTokenizer:
@@ -175,3 +180,95 @@ def test_a_shard_that_is_cut_or_missing_is_refused_before_anything_is_read(store
     (store / "index.json").unlink()
     with pytest.raises(BadData, match="not a finished hidden-state store"):
         HiddenStateStore(store)
+
+
+def test_a_draft_vocabulary_that_is_the_first_tokens_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"draft_vocab_size 3 cannot be filled from this data.*0..2, an arbitrary slice"):
+        build_vocab_map(torch.tensor([4, 0, 3, 0, 0]), 3, always=[])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda t: t.update(d2t=t["d2t"] + torch.arange(4)), "d2t looks absolute"),
+        (lambda t: t.update(d2t=t["d2t"] * 0), "d2t is all zero"),
+        (lambda t: t.update(t2d=t["t2d"].roll(1)), "name different tokens"),
+        (lambda t: t.update(token_counts=t["token_counts"][:3].clone()), "token_counts has 3 entries, t2d 8"),
+        (lambda t: t.pop("t2d"), "tensor t2d should be"),
+    ],
+)
+def test_a_damaged_vocabulary_map_is_refused_by_file(tmp_path: Path, spoil: Any, said: str) -> None:
+    path = save_vocab_map(tmp_path, build_vocab_map(torch.tensor([5, 0, 9, 9, 0, 1, 0, 0]), 4, always=[7]))
+    tensors = load_file(path)
+    spoil(tensors)
+    save_file(tensors, path)
+    with pytest.raises(BadInput, match=f"vocab_map.safetensors: .*{said}.*run prepare again"):
+        load_vocab_map(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (
+            lambda t: t["hidden_states"][3, 1, 5].fill_(float("nan")),
+            "row 4: 1 NaN and 0 Inf among the states of layer 4",
+        ),
+        (
+            lambda t: t["hidden_states"][3, 1, 5].fill_(float("inf")),
+            "row 4: 0 NaN and 1 Inf among the states of layer 4",
+        ),
+        (lambda t: t["hidden_states"].zero_(), "row 4: the states of layer 2 are all zero"),
+        (lambda t: t["hidden_states"][2:4, 3].zero_(), r"last state \(8\) are all zero at 2 of 24 tokens.*token 2"),
+        (
+            lambda t: t.update(hidden_states=t["hidden_states"][:-3].clone()),
+            r"hidden_states is BF16 \[93, 4, 32\].*\[96",
+        ),
+        (lambda t: t.update(token_ids=t["token_ids"][:-3].clone()), r"tensor token_ids is I64 \[93\].*\[96\]"),
+        (lambda t: t.update(loss_mask=t["loss_mask"].repeat(2)), r"tensor loss_mask is BOOL \[192\].*\[96\]"),
+        (lambda t: t.pop("token_ids"), "tensor token_ids is absent"),
+    ],
+)
+def test_a_damaged_shard_is_refused_by_file_row_and_slot(store: Path, spoil: Any, said: str) -> None:
+    tiny.spoil_shard(store, 1, spoil)
+    with pytest.raises(BadData, match=f"shard_00001.safetensors.*{said}"):
+        HiddenStateStore(store).read(4)
+
+
+def test_a_shard_that_is_cut_while_it_is_open_is_bad_data(store: Path) -> None:
+    opened = HiddenStateStore(store)
+    (store / "shard_00001.safetensors").write_bytes(b"")
+    with pytest.raises(BadData, match=r"shard_00001.safetensors: ended inside tensor"):
+        opened.read(4)
+
+
+def test_the_embedding_of_an_unused_token_may_be_zero(tmp_path: Path) -> None:
+    verifier = tiny.make_verifier(tmp_path / "verifier")
+    meta = HiddenStateStore(tiny.make_store(tmp_path / "store", verifier, layer_ids=(0, 4, 5))).meta
+    states = torch.ones(5, 4, tiny.HIDDEN)
+    states[2, 0] = 0
+    check_states(states, 5, meta, "row 0")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda t: t.pop("offsets"), "tensor offsets should be"),
+        (lambda t: t.update(loss_mask=t["loss_mask"][1:].clone()), "16 input_ids and 15 loss_mask"),
+        (lambda t: t["offsets"].copy_(torch.tensor([0, 20, 16])), "offsets does not divide 16 tokens into rows"),
+    ],
+)
+def test_damaged_rows_are_refused_by_file(tmp_path: Path, spoil: Any, said: str) -> None:
+    shutil.copytree(GOLDEN / "prepared-1", tmp_path / "prepared")
+    path = tmp_path / "prepared" / "rows.safetensors"
+    tensors = load_file(path)
+    spoil(tensors)
+    save_file(tensors, path)
+    with pytest.raises(BadData, match=f"rows.safetensors: .*{said}"):
+        load_prepared(tmp_path / "prepared")
+
+
+def test_tools_that_would_be_left_out_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "conversations.jsonl"
+    path.write_text(json.dumps({"messages": turns("a", "b"), "tools": [{"name": "f"}]}))
+    with pytest.raises(BadData, match="line 1: `tools` cannot be rendered"):
+        list(read_conversations(path))

@@ -1,5 +1,8 @@
 """Acceptance length: the walk counts exactly the rounds that decoding makes."""
 
+import itertools
+
+import pytest
 import torch
 from torch import Tensor
 
@@ -81,3 +84,26 @@ def test_a_text_that_ends_with_its_first_token_needs_no_round() -> None:
     text, counts = decode_speculative(session, copying_drafter(), [2, 5], 20, {first}, 3)
     assert text == [first]
     assert counts.rounds == 0
+
+
+@pytest.mark.parametrize("drafted", [1, 2, 5, 8])
+def test_walk_and_decoding_agree_wherever_a_text_is_cut(drafted: int) -> None:
+    drafter = copying_drafter()
+    accepted = 0
+    for start, cut, stops in itertools.product(range(4), (2, 3, 9), (set(), {11, 21})):
+        prompt = [start, 5, (start * 3) % VOCAB][: 1 + start % 3]
+        plain = decode_greedy(EagerVerifier(), prompt, cut, stops)
+        text, counts = decode_speculative(EagerVerifier(), drafter, prompt, cut, stops, drafted)
+        assert text == plain.new_ids
+        walked = walk(drafter, torch.tensor([*prompt, *text]), len(prompt), plain.aux_TAH, drafted)
+        assert (walked.rounds, walked.per_position) == (counts.rounds, counts.per_position)
+        accepted += sum(counts.per_position)
+    assert accepted > 5, "the drafter must be right at times, or nothing was shown"
+
+
+class EagerVerifier(RuleVerifier):
+    """Likes the tokens the drafter knows."""
+
+    def extend(self, ids: list[int]) -> tuple[list[int], Tensor]:
+        greedy, states = super().extend(ids)
+        return [(1, 11, 21, 31)[token % 4] if token % 3 else token for token in greedy], states

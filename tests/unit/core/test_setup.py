@@ -163,3 +163,91 @@ def test_targets_go_through_the_final_norm_unless_the_store_is_post_norm(inputs:
     cpu = torch.device("cpu")
     assert torch.allclose(make_target_head(weights, "pre_norm", cpu)(states), normed @ weights.head.T, atol=1e-5)
     assert torch.allclose(make_target_head(weights, "post_norm", cpu)(states), states @ weights.head.T, atol=1e-5)
+
+
+def test_a_drafter_of_speculators_0_3_was_made_for_the_states_behind_its_layers(inputs: dict[str, Any]) -> None:
+    config = source_of(aux_layer_ids=None)[0].config
+    old = DrafterSource(config, "speculators", None, captured_after=True)
+    with pytest.raises(
+        BadInput, match=r"entering layers \[2, 4, 5\].*entering \[3, 5, 6\] \(the default of speculators 0.3"
+    ):
+        shape_of(inputs, old, finetune_from="/s")
+    assert shape_of(inputs, old, finetune_from="/s", allow_source_mismatch=True).overrides
+    assert not shape_of(inputs, DrafterSource(config, "specforge", None), finetune_from="/s").overrides
+
+
+def test_a_source_for_another_vocabulary_is_a_contradiction(inputs: dict[str, Any]) -> None:
+    with pytest.raises(BadInput, match=r"made for 300 verifier tokens.*has 259"):
+        shape_of(inputs, source_of(vocab_size=300)[0], finetune_from="/s")
+
+
+@pytest.mark.parametrize(("name", "value"), [("vocab_size", 260), ("num_hidden_layers", 9)])
+def test_a_store_of_another_verifier_is_refused(inputs: dict[str, Any], name: str, value: int) -> None:
+    params = TrainParams(**inputs)
+    meta = HiddenStateStore(Path(params.data_dir)).meta.model_copy(update={name: value})
+    with pytest.raises(BadInput, match=f"with {name} {value}, the verifier"):
+        resolve_shape(params, read_verifier_files(Path(params.verifier)), meta, None, 64)
+
+
+def test_a_last_state_from_before_the_last_layer_is_refused(inputs: dict[str, Any]) -> None:
+    params = TrainParams(**inputs)
+    meta = HiddenStateStore(Path(params.data_dir)).meta.model_copy(update={"last_layer_id": 7})
+    with pytest.raises(BadInput, match=r"entering layer 7 as the last one.*behind the last layer \(8\)"):
+        resolve_shape(params, read_verifier_files(Path(params.verifier)), meta, None, 64)
+
+
+def choose(inputs: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Any:
+    params = TrainParams(**{**inputs, "vocab_map_dir": None, "finetune_from": "/s"})
+    return choose_vocab_map(params, read_verifier_files(Path(params.verifier)), tensors)
+
+
+def test_a_map_in_order_of_frequency_is_taken_in_order_of_tokens(inputs: dict[str, Any]) -> None:
+    """Model-Optimizer's offsets go down as well as up, and it writes no t2d."""
+    source, tensors = source_of()
+    order = torch.randperm(64, generator=torch.Generator().manual_seed(0))
+    tokens = torch.arange(100, 164)[order]
+    tensors["lm_head.weight"] = tensors["lm_head.weight"][order]
+    tensors["d2t"] = tokens - torch.arange(64)
+    del tensors["t2d"]
+    assert (tensors["d2t"].diff() < 0).any()
+    vocab_map = choose(inputs, tensors)
+    assert vocab_map.target_ids_D.tolist() == list(range(100, 164))
+    weights = load_verifier_weights(read_verifier_files(Path(inputs["verifier"])), vocab_map.target_ids_D)
+    drafter = build_drafter(shape_of(inputs, source), vocab_map, weights, (source, tensors), 0, lambda *_, **__: None)
+    assert drafter.lm_head.weight[:, 0].tolist() == list(range(100, 164))
+
+
+def test_a_full_vocabulary_needs_no_map(inputs: dict[str, Any]) -> None:
+    full = {"lm_head.weight": torch.ones(tiny.VOCAB, tiny.HIDDEN)}
+    assert choose(inputs, full).target_ids_D.tolist() == list(range(tiny.VOCAB))
+    with pytest.raises(BadInput, match="no d2t and t2d"):
+        choose(inputs, {"lm_head.weight": torch.ones(64, tiny.HIDDEN)})
+
+
+@pytest.mark.parametrize(
+    ("d2t", "said"),
+    [
+        (torch.arange(100, 164), "looks absolute"),
+        (torch.zeros(64, dtype=torch.int64), "all zero.*0..63, an arbitrary slice"),
+        (torch.full((64,), 250), "does not name 64 distinct tokens of 0..258"),
+        (torch.full((64,), 99), "d2t and t2d name different tokens"),
+    ],
+)
+def test_a_map_that_cannot_be_meant_is_refused(inputs: dict[str, Any], d2t: torch.Tensor, said: str) -> None:
+    source, tensors = source_of()
+    tensors["d2t"] = d2t
+    with pytest.raises(BadInput, match=said):
+        choose(inputs, tensors)
+    vocab_map = load_vocab_map(Path(inputs["vocab_map_dir"]))
+    weights = load_verifier_weights(read_verifier_files(Path(inputs["verifier"])), vocab_map.target_ids_D)
+    with pytest.raises(BadInput, match=said):
+        build_drafter(shape_of(inputs, source), vocab_map, weights, (source, tensors), 0, lambda *_, **__: None)
+
+
+def test_a_reduced_head_without_a_map_has_no_meaning(inputs: dict[str, Any]) -> None:
+    source, tensors = source_of()
+    del tensors["d2t"], tensors["t2d"]
+    vocab_map = load_vocab_map(Path(inputs["vocab_map_dir"]))
+    weights = load_verifier_weights(read_verifier_files(Path(inputs["verifier"])), vocab_map.target_ids_D)
+    with pytest.raises(BadInput, match="64 head rows for 259 verifier tokens, and no d2t"):
+        build_drafter(shape_of(inputs, source), vocab_map, weights, (source, tensors), 0, lambda *_, **__: None)

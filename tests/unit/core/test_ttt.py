@@ -93,3 +93,13 @@ def test_a_later_step_sees_no_later_token() -> None:
     assert torch.equal(says(ids, aux), says(changed_ids, changed_aux))
     changed_aux[3] += 1.0
     assert not torch.equal(says(ids, aux), says(ids, changed_aux))
+
+
+def test_more_steps_than_tokens_are_scored_as_far_as_there_are_any() -> None:
+    drafter = small_drafter()
+    rows = counted_rows(torch.tensor([False, True, True, True]), 9)
+    head = torch.randn(40, 16)
+    aux, last = torch.randn(4, 3, 16), torch.randn(4, 16)
+    scores = score_sequence(drafter, lambda h: h @ head.T, torch.arange(4), aux, last, rows)
+    assert [score.rows for score in scores] == [2, 1, *[0] * 7]
+    assert torch.isfinite(total_loss(scores, 1.0))

@@ -373,7 +373,7 @@ def test_every_eos_id_counts(tmp_path: Path) -> None:
         ({"model_type": "qwen3_5_moe_text"}, 1.0, 1.0, None),
         ({"model_type": "gemma3n_text"}, 0.0, 1.0, None),
         ({"model_type": "granite", "logits_scaling": 8.0}, 0.0, 0.125, None),
-        ({"model_type": "cohere", "logit_scale": 0.0625}, 0.0, 0.0625, None),
+        ({"logit_scale": 0.0625}, 0.0, 0.0625, None),
         ({"model_type": "falcon_h1", "lm_head_multiplier": 0.5}, 0.0, 0.5, None),
     ],
 )

@@ -11,7 +11,12 @@ import typer
 
 from client.http import ApiError, EyasClient, Unreachable
 
-app = typer.Typer(help="Trains EAGLE-3 drafters as watched jobs.", no_args_is_help=True, add_completion=False)
+app = typer.Typer(
+    help="Trains EAGLE-3 drafters as watched jobs.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_show_locals=False,  # they may hold the token
+)
 checkpoint_app = typer.Typer(help="Checkpoints, without a daemon.", no_args_is_help=True)
 app.add_typer(checkpoint_app, name="checkpoint")
 

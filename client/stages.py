@@ -37,5 +37,9 @@ def _type(schema: dict[str, object]) -> str:
         return " or ".join(f"`{value}`" for value in values)
     words = {"exclusiveMinimum": ">", "minimum": ">=", "exclusiveMaximum": "<", "maximum": "<="}
     bounds = [f"{sign} {schema[key]}" for key, sign in words.items() if key in schema]
-    kind = {"array": "list of integers"}.get(str(schema["type"]), str(schema["type"]))
+    kind = str(schema["type"])
+    if kind == "array":
+        items = schema["items"]
+        assert isinstance(items, dict)
+        kind = f"list of {items['type']}s"
     return " ".join([kind, *bounds])

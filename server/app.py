@@ -22,12 +22,13 @@ from server.api.access import AccessControl
 from server.api.context import AppContext
 from server.db.engine import Database
 from server.db.migrate import upgrade
-from server.errors import StartupError
+from server.errors import StartupError, Unavailable
 from server.services.auth import Gate, read_or_make_token
 from server.services.reconciler import Reconciler
 from server.services.runtime import Runtime
 from server.settings import Settings, unknown_variables
 from server.system import locks
+from server.system.connections import GuardedProtocol
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +43,9 @@ def build_app(runtime: Runtime, gate: Gate, on_death: Callable[[], None], port: 
         yield
         loop.stop()
 
-    app = FastAPI(title="Eyas", version=pages.VERSION, docs_url=None, redoc_url=None, lifespan=lifespan)
+    app = FastAPI(
+        title="Eyas", version=pages.VERSION, docs_url=None, redoc_url=None, lifespan=lifespan, redirect_slashes=False
+    )
     # Cookies do not know ports: two daemons on one host must not overwrite each other's.
     cookie_name = f"eyas_session_{port}"
     app.state.context = AppContext(runtime, gate, loop, cookie_name)
@@ -58,26 +61,42 @@ def serve(settings: Settings) -> None:
     """Run the daemon until it is told to stop. Running jobs stay when it goes.
 
     Raises:
-        StartupError: another daemon has the state directory, the address is taken, or the database is newer.
+        StartupError: another daemon has the state directory, the address is taken, the database is newer or
+            damaged, or the state directory cannot be written.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     logging.getLogger("alembic").setLevel(logging.WARNING)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    try:
+        lock = _own(settings)
+        listener = _listen(settings.host, settings.port)
+        database = Database(settings.database)
+        try:
+            upgrade(database.engine)
+            _run(Runtime(settings, database), listener)
+        finally:
+            database.close()
+            listener.close()
+            settings.address_file.unlink(missing_ok=True)
+            locks.release(lock)
+    except OSError as error:
+        raise StartupError(f"{settings.state} cannot be used: {error}") from error
+    except Unavailable as error:
+        raise StartupError(f"{settings.database} cannot be used: {error.detail}") from error
+
+
+def _own(settings: Settings) -> int:
+    """The lock on the state directory, which is made when it is not there."""
     settings.state.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = locks.take(settings.state / "daemon.lock")
     if lock is None:
-        known = read_json(settings.address_file) or {}
-        where = f" at {known['url']} (pid {known['pid']})" if known else ""
+        try:
+            known = read_json(settings.address_file)
+            where = f" at {known['url']} (pid {known['pid']})" if known else ""
+        except (ValueError, KeyError, TypeError):
+            where = ""
         raise StartupError(f"{settings.state} is in use by another daemon{where}; stop it or name another --state")
-    listener = _listen(settings.host, settings.port)
-    database = Database(settings.database)
-    try:
-        upgrade(database.engine)
-        _run(Runtime(settings, database), listener)
-    finally:
-        database.close()
-        settings.address_file.unlink(missing_ok=True)
-        locks.release(lock)
+    return lock
 
 
 def _run(runtime: Runtime, listener: socket.socket) -> None:
@@ -95,7 +114,15 @@ def _run(runtime: Runtime, listener: socket.socket) -> None:
         server.should_exit = True
 
     app = build_app(runtime, gate, on_death, port)
-    config = uvicorn.Config(app, log_config=None, access_log=False, server_header=False, timeout_graceful_shutdown=2)
+    config = uvicorn.Config(
+        app,
+        http=GuardedProtocol,
+        backlog=128,  # also how many connections are taken before any of them is closed again
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=2,
+    )
     server = uvicorn.Server(config)
     write_json(settings.address_file, {"url": url, "pid": os.getpid()}, mode=0o600)
     _announce(settings, url, gate)

@@ -16,6 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+MAX_ERRORS = 50
+"""Faults that are listed; a body can hold a hundred thousand."""
+
 
 @dataclass(frozen=True)
 class FieldError:
@@ -95,9 +98,10 @@ class Invalid(ServiceError):
     title = "Invalid request"
 
     @classmethod
-    def of(cls, errors: Sequence[FieldError]) -> "Invalid":
-        """From its faults; the detail is the first one."""
-        more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    def of(cls, errors: Sequence[FieldError], count: int | None = None) -> "Invalid":
+        """From its faults; the detail is the first one. `count`: how many there are, if not all are listed."""
+        count = len(errors) if count is None else count
+        more = f" (and {count - 1} more)" if count > 1 else ""
         return cls(f"{errors[0].pointer or 'body'}: {errors[0].message}{more}", errors)
 
 

@@ -12,9 +12,9 @@ from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from eagle3_core.contract.exits import DEFAULT_GRACE_S
-from eagle3_core.contract.jobdir import JOB_ID_VARIABLE, LOCK_FD_VARIABLE
+from eagle3_core.contract.jobdir import JOB_ID_VARIABLE, LOCK_FD_VARIABLE, OUTPUT_DIR_VARIABLE
 
-_OTHERS = frozenset({"EYAS_URL", "EYAS_TOKEN", JOB_ID_VARIABLE, LOCK_FD_VARIABLE})
+_OTHERS = frozenset({"EYAS_URL", "EYAS_TOKEN", JOB_ID_VARIABLE, LOCK_FD_VARIABLE, OUTPUT_DIR_VARIABLE})
 """Variables with our prefix that are read by the client or handed to workers."""
 
 
@@ -29,6 +29,7 @@ class Settings(BaseSettings):
     roots: tuple[Path, ...] = Field((), description="directories jobs may read and write, besides the state directory")
     allowed_hosts: tuple[str, ...] = Field((), description="further names accepted in the Host header")
     worker_python: Path = Field(Path(sys.executable), description="interpreter with the trainer's environment")
+    external_programs: tuple[Path, ...] = Field((), description="programs that `external` jobs may start")
     max_running: int = Field(1, ge=1, description="jobs that run at the same time")
     grace_s: float = Field(DEFAULT_GRACE_S, ge=0, description="seconds a cancelled stage has to put its work down")
     quiet_after_s: float = Field(60.0, gt=0, description="seconds without an event that make `health` quiet")
@@ -40,10 +41,10 @@ class Settings(BaseSettings):
     def _absolute_state(cls, value: Path) -> Path:
         return value.expanduser().resolve()
 
-    @field_validator("roots", mode="after")
+    @field_validator("roots", "external_programs", mode="after")
     @classmethod
-    def _absolute_roots(cls, value: tuple[Path, ...]) -> tuple[Path, ...]:
-        return tuple(root.expanduser().resolve() for root in value)
+    def _absolute_paths(cls, value: tuple[Path, ...]) -> tuple[Path, ...]:
+        return tuple(path.expanduser().resolve() for path in value)
 
     @field_validator("worker_python", mode="after")
     @classmethod

@@ -187,7 +187,8 @@ def write_drafter(
     tensors = drafter_tensors(config) if tensors is None else tensors
     return write_checkpoint(
         parent,
-        epoch,
+        str(epoch),
+        epoch=epoch,
         config=config,
         tensors=tensors,
         optimizer_state=optimizer_state(tensors, steps) if optimizer is None else optimizer,

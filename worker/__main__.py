@@ -28,7 +28,6 @@ from eagle3_core.contract.jobdir import (
     AttemptDir,
     JobDir,
     fsync_directory,
-    read_json,
     write_json,
 )
 
@@ -119,9 +118,13 @@ class Shim:
         except OSError as error:
             self.record(f"{type(error).__name__}: {error}", 0)
             return
-        self.describe(stage.pid)
+        described = False
         descriptor = os.pidfd_open(stage.pid)
         while self.status is None:
+            if not described:
+                with contextlib.suppress(OSError):  # a full disk: no reason to leave the stage alone
+                    self.describe(stage.pid)
+                    described = True
             self.look_for_stop(stage.pid)
             select.select([descriptor], [], [], POLL_S)
             self.reap(stage.pid)
@@ -145,14 +148,12 @@ class Shim:
 
     def order(self) -> float | None:
         """The grace in cancel.json, or None while there is no such file. A broken file still is an order."""
-        try:
-            order = read_json(self.job.cancel)
-        except ValueError:
-            return DEFAULT_GRACE_S
-        if order is None:
+        if not os.path.exists(self.job.cancel):  # noqa: PTH110 - Path.exists raises some errors
             return None
-        grace = order.get("grace_s") if isinstance(order, dict) else None
-        return max(0.0, float(grace)) if isinstance(grace, int | float) else DEFAULT_GRACE_S
+        try:
+            return max(0.0, float(json.loads(self.job.cancel.read_bytes())["grace_s"]))
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            return DEFAULT_GRACE_S
 
     def reap(self, stage_pid: int) -> None:
         """Collect every child that has ended: the stage, and orphans that came to us as subreaper."""

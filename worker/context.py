@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3_core.contract.events import EventWriter
+from eagle3_core.contract.jobdir import read_json
 from eagle3_core.contract.params import StageParams
 
 
@@ -29,12 +30,32 @@ class StageContext:
     params: StageParams
     output_dir: Path
     events: EventWriter
+    control: Path
     stop_requested: threading.Event = field(default_factory=threading.Event)
 
     def check_stop(self) -> None:
         """Raise Stopped once a stop was asked for. Call it between steps."""
         if self.stop_requested.is_set():
             raise Stopped
+
+    def save_when_stopped(self) -> bool:
+        """Whether to save before stopping: unless a cancel says that the work is not wanted."""
+        return bool(self._order("cancel.json", {"checkpoint": True}).get("checkpoint", False))
+
+    def checkpoint_asked(self) -> str | None:
+        """Id of the latest request for a checkpoint, or None."""
+        asked = self._order("checkpoint.json", {}).get("id")
+        return None if asked is None else str(asked)
+
+    def _order(self, name: str, absent: dict[str, Any]) -> dict[str, Any]:
+        """A command file of the control directory; a broken one orders nothing in particular."""
+        try:
+            order = read_json(self.control / name)
+        except ValueError:
+            return {}
+        if order is None:
+            return absent
+        return order if isinstance(order, dict) else {}
 
     def phase(self, name: str) -> None:
         """Say what kind of work begins, in the log and as an event."""

@@ -5,6 +5,7 @@ spec.json -> params, output directory, events -> stage -> `result` and exit 0
                                                        -> asked to stop: exit STOPPED
 """
 
+import contextlib
 import errno
 import faulthandler
 import importlib
@@ -33,6 +34,7 @@ STAGE_MODULES: dict[str, str] = {
     "train": "worker.stages.train",
     "validate": "worker.stages.validate",
     "evaluate": "worker.stages.evaluate",
+    "external": "worker.stages.external",
 }
 """Where each kind of work is; only the wanted one is imported."""
 
@@ -63,7 +65,7 @@ def work(job: JobDir, events: EventWriter, stop_requested: threading.Event) -> S
     spec = JobSpec.read(job.spec)
     place = spec.params.paths().get("output_dir")
     output_dir = claim(job.artifacts if place is None else Path(place[1]), spec.job_id)
-    context = StageContext(spec.job_id, spec.params, output_dir, events, stop_requested)
+    context = StageContext(spec.job_id, spec.params, output_dir, events, job.control, stop_requested)
     context.phase("importing")
     module = importlib.import_module(STAGE_MODULES[spec.stage])
     result: StageResult = module.run(context)
@@ -94,13 +96,12 @@ def claim(directory: Path, job_id: str) -> Path:
 def tell_failure(error: Exception, events: EventWriter) -> ExitCode:
     """Print and report why the stage failed; returns its exit code."""
     code, cause, hint = explain(error)
-    if code in (ExitCode.INTERNAL_ERROR, ExitCode.IMPORT_ERROR) or isinstance(error, MemoryError):
-        traceback.print_exception(error)
-    print(f"error: {cause}" + (f"\nhint: {hint}" if hint else ""), flush=True)
-    try:
+    with contextlib.suppress(OSError):  # on a full disk the exit code alone must do
         events.write("error", exit_code=int(code), cause=cause, hint=hint)
-    except OSError as problem:
-        print(f"the error could not be reported: {problem}", flush=True)
+    with contextlib.suppress(OSError):
+        if code in (ExitCode.INTERNAL_ERROR, ExitCode.IMPORT_ERROR) or isinstance(error, MemoryError):
+            traceback.print_exception(error)
+        print(f"error: {cause}" + (f"\nhint: {hint}" if hint else ""), flush=True)
     return code
 
 
@@ -114,7 +115,7 @@ def explain(error: BaseException) -> tuple[ExitCode, str, str | None]:
     text = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False)[0]
-        text = f"spec.json: {'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+        text = ": ".join(["spec.json", *(str(part) for part in first["loc"]), first["msg"]])
     if code == ExitCode.INTERNAL_ERROR:
         text = f"{type(error).__name__}: {text}"
     return code, text[:1000], hint
@@ -127,7 +128,7 @@ def _kind(error: BaseException) -> tuple[ExitCode, str | None]:
     if torch is not None and isinstance(error, torch.OutOfMemoryError):
         code, hint = ExitCode.OUT_OF_GPU_MEMORY, "lower max_seq_len or batch_tokens, or free the GPU"
     elif isinstance(error, Eagle3Error):
-        return error.exit_code, None
+        return error.exit_code, error.hint
     elif isinstance(error, ValidationError):
         code, hint = ExitCode.BAD_INPUT, "worker and daemon may differ in version"
     elif isinstance(error, MemoryError):

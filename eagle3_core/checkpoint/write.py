@@ -1,7 +1,7 @@
-"""Writing one epoch's checkpoint: everything into a temp directory, then one rename.
+"""Writing one checkpoint: everything into a temp directory, then one rename.
 
-    <parent>/.checkpoint-<epoch>-<pid>.tmp/      while it is written
-    <parent>/<epoch>/                            complete
+    <parent>/.checkpoint-<name>-<pid>.tmp/      while it is written
+    <parent>/<name>/                             complete
         config.json                  speculators 0.9 format
         generation_config.json
         model.safetensors            floats as bf16, d2t int64, t2d bool
@@ -43,8 +43,9 @@ _HASH_BYTES = 1 << 22
 
 def write_checkpoint(
     parent: Path,
-    epoch: int,
+    name: str,
     *,
+    epoch: int,
     config: DrafterConfig,
     tensors: dict[str, Tensor],
     optimizer_state: dict[str, Any],
@@ -55,11 +56,12 @@ def write_checkpoint(
     step: int,
     extra: dict[str, Any],
 ) -> Path:
-    """The directory `parent/epoch`, which is complete once it exists.
+    """The directory `parent/name`, which is complete once it exists.
 
     Args:
         parent: the job's output directory; must exist. Only one writer at a time.
-        epoch: names the directory; counts from 0.
+        name: of the directory: the epoch's number at its end, `step_<n>` within an epoch.
+        epoch: counts from 0.
         config: what the drafter computes.
         tensors: canonical name -> tensor; those of `expected_tensors(config)`, any float dtype; a map over the full
             vocabulary is left out.
@@ -79,12 +81,12 @@ def write_checkpoint(
         # A map over the full vocabulary says nothing, and vLLM refuses a checkpoint that brings one.
         tensors = {name: tensor for name, tensor in tensors.items() if name not in ("d2t", "t2d")}
     _check(config, tensors)
-    final = parent / str(epoch)
+    final = parent / name
     if final.exists():
         raise CheckpointError(f"{final}: exists already; a checkpoint is never overwritten")
     for stale in parent.glob(_TEMP_GLOB):
         shutil.rmtree(stale)
-    temp = parent / f".checkpoint-{epoch}-{os.getpid()}.tmp"
+    temp = parent / f".checkpoint-{name}-{os.getpid()}.tmp"
     temp.mkdir()
     try:
         _write_json(

@@ -136,6 +136,7 @@ class TrainParams(StageParams):
     device: Device = "auto"
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="bfloat16: autocast over float32 weights")
     speculative_tokens: int = Field(3, ge=1, le=64, description="draft tokens a round, written for servers")
+    save_steps: int | None = Field(None, ge=1, description="also save within an epoch, every so many steps")
     on_invalid_checkpoint: Literal["stop", "warn"] = "stop"
 
     @model_validator(mode="after")

@@ -1,8 +1,11 @@
 """The training engine: one sequence a step, an epoch of training, an epoch of validation.
 
-It knows nothing of jobs: the caller drives the epochs, hears of each step, writes checkpoints and may stop it.
+It knows nothing of jobs: the caller drives the epochs, hears of each step, writes checkpoints and may stop it. Between
+two steps `position` says all that a later run needs, beside weights, optimizer and schedule, to go on in the same data
+order with the same noise.
 """
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -31,9 +34,9 @@ class Totals:
     rows: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.loss = [0.0] * self.ttt_steps
-        self.correct = [0] * self.ttt_steps
-        self.rows = [0] * self.ttt_steps
+        self.loss = self.loss or [0.0] * self.ttt_steps
+        self.correct = self.correct or [0] * self.ttt_steps
+        self.rows = self.rows or [0] * self.ttt_steps
 
     def add(self, scores: list[StepScore]) -> None:
         """Take in one sequence."""
@@ -52,6 +55,16 @@ class Totals:
             "accuracy": accuracy,
             "rows": self.rows,
         }
+
+
+@dataclass
+class Position:
+    """Where a run is: `rows_done` rows of `epoch` are trained, their sums are in `totals`."""
+
+    epoch: int
+    rows_done: int
+    totals: Totals
+    train_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -122,7 +135,8 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(named, lr=params.lr, weight_decay=params.weight_decay, fused=True)
         self.scheduler = make_scheduler(self.optimizer, self.total_steps, self.warmup, params.scheduler)
         self.step = 0
-        self._noise = torch.Generator(device=device).manual_seed(params.seed)
+        self.position = Position(0, 0, self._totals())
+        self._noise = torch.Generator(device=device)
         self._train_rows, self._val_rows = train_rows, val_rows
         self._order = _Order()
         # One set of readers for all passes. spawn: a forked child would hold the attempt's lock.
@@ -135,26 +149,36 @@ class Trainer:
             persistent_workers=params.num_workers > 0,
         )
 
-    def train_epoch(self, epoch: int, on_step: Callable[[StepReport], None]) -> dict[str, Any]:
-        """One pass over the training rows; returns the metrics of `Totals`.
+    def train_epoch(self, on_step: Callable[[StepReport], None]) -> dict[str, Any]:
+        """What is left of the position's epoch; returns the metrics of `Totals` over the whole of it.
 
         Raises:
             Diverged: a loss or gradient is not finite; names step and data.
         """
         self.drafter.train()
-        totals = self._totals()
-        order = torch.randperm(len(self._train_rows), generator=torch.Generator().manual_seed(self.params.seed + epoch))
-        for row in self._load([self._train_rows[position] for position in order.tolist()]):
+        here = self.position
+        order = torch.Generator().manual_seed(self.params.seed + here.epoch)
+        places = torch.randperm(len(self._train_rows), generator=order).tolist()[here.rows_done :]
+        began = time.monotonic() - here.train_s
+        for row in self._load([self._train_rows[place] for place in places]):
+            # Seeded anew, so that a resumed run draws the same noise.
+            self._noise.manual_seed(self.params.seed * 1_000_003 + self.step)
             scores = self._score(row, self.params.noise)
-            totals.add(scores)
             loss = total_loss(scores, self.params.ttt_step_loss_decay)
             grad_norm = self._optimize(loss, row)
             accuracy = [int(score.correct) / score.rows if score.rows else None for score in scores]
             lr = self.optimizer.param_groups[0]["lr"]
             self.scheduler.step()
             self.step += 1
+            here.totals.add(scores)
+            here.rows_done += 1
+            here.train_s = time.monotonic() - began
             on_step(StepReport(self.step, float(loss.detach()), accuracy, grad_norm, lr, len(row.token_ids_T)))
-        return totals.metrics()
+        return here.totals.metrics()
+
+    def next_epoch(self) -> None:
+        """Move the position to the start of the next epoch."""
+        self.position = Position(self.position.epoch + 1, 0, self._totals())
 
     @torch.no_grad()
     def validate(self, on_row: Callable[[], None]) -> dict[str, Any] | None:

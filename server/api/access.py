@@ -4,8 +4,6 @@ Host not allowed -> 403    no token, no session -> 401    write by cookie from a
 body not JSON -> 415       body too large -> 413
 """
 
-from urllib.parse import urlsplit
-
 from fastapi.responses import HTMLResponse, Response
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import cookie_parser
@@ -31,8 +29,9 @@ _HEADERS = {
     "Cache-Control": "no-store",
 }
 
-_SIGN_IN = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Eyas</title>
-<p>Not signed in. Open the login link the daemon printed when it started, or run <code>eyas login</code> for a new one.
+SIGN_IN = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Eyas</title>
+<p>Not signed in. A login link works once and for a few minutes: open the one the daemon printed when it started, or run
+<code>eyas login</code> for a new one.
 """
 
 
@@ -73,7 +72,7 @@ class AccessControl:
                 _check_write(headers, by_cookie)
         except Unauthorized as error:
             if scope["path"] == "/" and "text/html" in headers.get("accept", ""):
-                return HTMLResponse(_SIGN_IN, status_code=401)
+                return HTMLResponse(SIGN_IN, status_code=401)
             return problem_response(error, scope["path"])
         except ServiceError as error:
             return problem_response(error, scope["path"])
@@ -102,7 +101,7 @@ class AccessControl:
 
 def _check_write(headers: Headers, by_cookie: bool) -> None:
     origin = headers.get("origin")
-    if by_cookie and (origin is None or urlsplit(origin).netloc != headers.get("host")):
+    if by_cookie and (origin is None or origin.partition("://")[2] != headers.get("host")):
         raise Forbidden(f"a write with a session cookie must come from the page itself, not from {origin}")
     if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
         raise Forbidden("a write from another site is refused")

@@ -9,6 +9,7 @@ from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse
 from fastapi.templating import Jinja2Templates
 from pydantic import BaseModel
 
+from server.api.access import SIGN_IN
 from server.api.context import Context
 from server.errors import Unauthorized
 
@@ -48,9 +49,11 @@ async def post_login_link(context: Context, request: Request) -> LoginLink:
 
 
 @router.get("/login", include_in_schema=False)
-def get_login(context: Context, code: Annotated[str, Query(max_length=200)] = "") -> Response:
+def get_login(context: Context, request: Request, code: Annotated[str, Query(max_length=200)] = "") -> Response:
     """Turn a login code into a session cookie."""
     cookie = context.gate.redeem(code)
+    if cookie is None and "text/html" in request.headers.get("accept", ""):
+        return HTMLResponse(SIGN_IN, status_code=401)
     if cookie is None:
         raise Unauthorized("this login link was used already or is too old; run `eyas login` for a new one")
     response = RedirectResponse("/", status_code=303)

@@ -11,13 +11,15 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
-from server.errors import FieldError, Invalid, NotFound, ServiceError
+from server.errors import MAX_ERRORS, FieldError, Invalid, NotFound, ServiceError
 from server.services.submission import ChainRequest, JobRequest, nearest
 
 logger = logging.getLogger(__name__)
 
 TYPE_PREFIX = "urn:eyas:problem:"
 MEDIA_TYPE = "application/problem+json"
+MAX_TEXT = 2000
+"""Characters of a message; what was sent may be a megabyte, and is not sent back."""
 
 
 class ProblemField(BaseModel):
@@ -51,9 +53,12 @@ def _answer(
         type=TYPE_PREFIX + kind,
         title=title,
         status=status,
-        detail=detail,
-        instance=path,
-        errors=[ProblemField(pointer=e.pointer, message=e.message, suggestion=e.suggestion) for e in errors],
+        detail=detail[:MAX_TEXT],
+        instance=path[:MAX_TEXT],
+        errors=[
+            ProblemField(pointer=e.pointer[:MAX_TEXT], message=e.message[:MAX_TEXT], suggestion=e.suggestion)
+            for e in errors
+        ],
     )
     headers = {"WWW-Authenticate": 'Bearer realm="eyas"'} if status == HTTPStatus.UNAUTHORIZED else None
     return JSONResponse(problem.model_dump(), status_code=status, media_type=MEDIA_TYPE, headers=headers)
@@ -78,7 +83,8 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     status = HTTPStatus(error.status_code)
     if status == HTTPStatus.NOT_FOUND:
         return problem_response(NotFound(f"there is no {request.url.path}"), request.url.path)
-    kind = status.phrase.lower().replace(" ", "-")
+    # The only 400 the framework raises itself: a body no parser reads, such as one nested thousands deep.
+    kind = "not-json" if status == HTTPStatus.BAD_REQUEST else status.phrase.lower().replace(" ", "-")
     response = _answer(status, kind, status.phrase, str(error.detail), request.url.path)
     response.headers.update(error.headers or {})
     return response
@@ -89,7 +95,8 @@ async def _on_request_error(request: Request, error: Exception) -> Response:
     faults = error.errors()
     if any(fault["type"] == "json_invalid" for fault in faults):
         return _answer(400, "not-json", "The body is not JSON", str(faults[0]["ctx"]["error"]), request.url.path)
-    return problem_response(Invalid.of([_field_error(fault) for fault in faults]), request.url.path)
+    shown = [_field_error(fault) for fault in faults[:MAX_ERRORS]]
+    return problem_response(Invalid.of(shown, len(faults)), request.url.path)
 
 
 def _field_error(fault: dict[str, object]) -> FieldError:

@@ -43,7 +43,7 @@ class Database:
         Raises:
             Unavailable: the database cannot be read.
         """
-        with _translated(), Session(self.engine, autoflush=False) as session:
+        with translated(), Session(self.engine, autoflush=False) as session:
             yield session
 
     @contextmanager
@@ -53,7 +53,7 @@ class Database:
         Raises:
             Unavailable: the database is locked by someone else, full or damaged.
         """
-        with _translated(), Session(self._writer, autoflush=False) as session, session.begin():
+        with translated(), Session(self._writer, autoflush=False) as session, session.begin():
             yield session
 
     def close(self) -> None:
@@ -62,7 +62,8 @@ class Database:
 
 
 @contextmanager
-def _translated() -> Iterator[None]:
+def translated() -> Iterator[None]:
+    """Errors of the database as one that clients and operators are told."""
     try:
         yield
     except DBAPIError as error:

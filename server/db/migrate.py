@@ -8,6 +8,7 @@ from alembic.util.exc import CommandError
 from sqlalchemy import Engine
 
 import migrations
+from server.db.engine import translated
 from server.errors import StartupError
 
 
@@ -23,9 +24,10 @@ def upgrade(engine: Engine) -> None:
 
     Raises:
         StartupError: the database was made by a newer version of the program.
+        Unavailable: it is damaged, cannot be written, or the disk is full.
     """
     config = configuration()
-    with engine.connect() as connection:
+    with translated(), engine.connect() as connection:
         present = MigrationContext.configure(connection).get_current_revision()
         if present is not None:
             try:

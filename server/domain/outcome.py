@@ -6,7 +6,11 @@ from pydantic import BaseModel
 
 from eagle3_core.contract.exits import REASON_OF_EXIT, ExitCode, Reason
 from server.domain.progress import Status
+from server.domain.signatures import find_signature
 from server.domain.states import JobState, Trigger
+
+_RAISED_BY_ITSELF = frozenset({"SIGABRT", "SIGBUS"})
+"""Signals that libraries raise in their own process once they have printed why."""
 
 
 class ExitRecord(BaseModel):
@@ -20,6 +24,11 @@ class ExitRecord(BaseModel):
     left_behind: int = 0
     seconds: float | None = None
 
+    @property
+    def says_nothing(self) -> bool:
+        """Whether it does not tell how the stage ended."""
+        return self.code is None and self.signal is None and self.error is None
+
 
 @dataclass(frozen=True)
 class End:
@@ -31,6 +40,7 @@ class End:
         rebooted: the host was started again meanwhile.
         other_host: the host that ran it, when that is not this one.
         last_words: the log's last line.
+        log_end: the last bytes of the log.
     """
 
     exit: ExitRecord | None
@@ -38,6 +48,7 @@ class End:
     rebooted: bool = False
     other_host: str | None = None
     last_words: str | None = None
+    log_end: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -79,6 +90,8 @@ def _explain_failure(record: ExitRecord, end: End, status: Status) -> Why:
         return Why(Reason.SPAWN_FAILED, f"the stage could not be started: {record.error}")
     if record.code == ExitCode.STOPPED or (record.signal is not None and record.stop_asked == "signal"):
         return Why(Reason.PREEMPTED, "asked to stop by a signal from outside Eyas", "submit it again")
+    if record.signal in _RAISED_BY_ITSELF and (why := _from_log(end, f"killed by {record.signal}")):
+        return why
     if record.signal is not None:
         hint = "the kernel's out-of-memory killer sends SIGKILL: see dmesg" if record.signal == "SIGKILL" else None
         return Why(Reason.KILLED_BY_SIGNAL, f"killed by {record.signal}", hint)
@@ -93,14 +106,31 @@ def _explain_lost(end: End) -> Why:
     return Why(Reason.WORKER_LOST, "shim and stage are gone and left no exit record", "see the log and dmesg")
 
 
+_OF_A_STAGE = frozenset(REASON_OF_EXIT) - {ExitCode.INTERNAL_ERROR, ExitCode.BAD_INPUT}
+"""Codes that only a stage of ours gives; 1 and 2 are also Python's own, when it cannot start one."""
+
+
 def _explain_code(code: int | None, end: End, status: Status) -> Why:
     if code == ExitCode.DONE:
         return Why(Reason.INTERNAL_ERROR, "the stage exited 0 without a result")
+    reason = REASON_OF_EXIT.get(code if code is not None else -1, Reason.INTERNAL_ERROR)
     if status.error is not None:
-        reason = REASON_OF_EXIT.get(code if code is not None else -1, Reason.INTERNAL_ERROR)
-        return Why(reason, status.error.cause, status.error.hint)
+        why = _from_log(end, status.error.cause) if reason == Reason.INTERNAL_ERROR else None
+        return why or Why(reason, status.error.cause, status.error.hint)
     words = f"exit code {code}" + (f": {end.last_words}" if end.last_words else "")
-    if not end.any_event:
+    if not end.any_event and code not in _OF_A_STAGE:
         hint = "worker_python must have Eyas and the stage's packages installed"
         return Why(Reason.SPAWN_FAILED, f"the stage ended before it began ({words})", hint)
-    return Why(REASON_OF_EXIT.get(code if code is not None else -1, Reason.INTERNAL_ERROR), words)
+    why = _from_log(end, f"exit code {code}") if reason == Reason.INTERNAL_ERROR else None
+    return why or Why(reason, words)
+
+
+def _from_log(end: End, otherwise: str) -> Why | None:
+    """What the log's end says where the stage itself has no word for it; `otherwise` is what it does say."""
+    said = f"error: {otherwise}".encode()
+    before, found, _ = end.log_end.rpartition(said)
+    signature = find_signature(before if found else end.log_end)
+    if signature is None:
+        return None
+    echo = otherwise in signature.line or signature.line in otherwise
+    return Why(signature.kind.reason, signature.line if echo else f"{signature.line}; {otherwise}", signature.kind.hint)

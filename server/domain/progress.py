@@ -4,7 +4,7 @@ events.jsonl --lines--> read_line --Event--> fold --> Status (stored with the jo
 """
 
 import json
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -23,7 +23,9 @@ from eagle3_core.contract.events import (
     parse_event,
 )
 
+MAX_EVENT_BYTES = 4 << 20
 MAX_WARNINGS = 100
+MAX_WARNING_TEXT = 2000
 MAX_SETUP = 200
 
 
@@ -132,12 +134,16 @@ def end_attempt(status: Status, seconds: float | None) -> Status:
 
 
 def read_line(line: bytes) -> tuple[Event, str] | None:
-    """An event and its text as JSON without NaN, or None for a line that is no event."""
+    """An event and its text as JSON without NaN, or None for a line that is no event, or that no table can hold."""
+    if len(line) > MAX_EVENT_BYTES:
+        return None
     try:
         text = json.dumps(json.loads(line, parse_constant=lambda _: None), allow_nan=False)
-        return parse_event(text.encode()), text
-    except (ValueError, RecursionError):
+        event = parse_event(text.encode())
+        event.time.astimezone(UTC)
+    except (ValueError, OverflowError, RecursionError):
         return None
+    return None if event.time.tzinfo is None else (event, text)
 
 
 def fold(status: Status, event: Event) -> Status:
@@ -173,6 +179,7 @@ def fold(status: Status, event: Event) -> Status:
 
 def add_warning(status: Status, code: str, message: str, time: datetime) -> Status:
     """Count a warning that came before, keep a new one while there is room."""
+    message = message[:MAX_WARNING_TEXT]
     warnings = list(status.warnings)
     for place, known in enumerate(warnings):
         if (known.code, known.message) == (code, message):

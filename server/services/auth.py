@@ -23,8 +23,8 @@ def read_or_make_token(path: Path) -> str:
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:
-        token = path.read_text().strip()
-        if len(token) < 16:
+        token = path.read_text(errors="replace").strip()
+        if len(token) < 16 or not token.isascii():
             raise StartupError(f"{path} holds no token; delete it to have a new one made") from None
         path.chmod(0o600)
         return token

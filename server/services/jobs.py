@@ -1,5 +1,6 @@
 """Reading jobs, their logs and events, and asking them to stop."""
 
+import logging
 from dataclasses import dataclass
 
 from server.db.queries import events as event_queries
@@ -13,6 +14,11 @@ from server.services.records import write_record
 from server.services.runtime import Runtime
 from server.services.snapshots import Snapshot
 from server.system import clock
+
+logger = logging.getLogger(__name__)
+
+EVENTS_SIZE = 8 << 20
+"""Characters of events in one answer, about."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +71,13 @@ def ask_cancel(runtime: Runtime, job_id: str, grace_s: float | None) -> tuple[Jo
     grace = runtime.settings.grace_s if grace_s is None else grace_s
     with runtime.database.write() as session:
         job_queries.ask_cancel(session, job_id, grace, clock.utc_now())
-    job = write_record(runtime, job_id)
-    runtime.snapshots.put(job)
     runtime.wake()
+    try:
+        job = write_record(runtime, job_id)
+    except OSError as error:  # a full disk must not keep a job from being stopped; the loop writes the record later
+        logger.error("record of job %s cannot be written: %s", job_id, error)
+        job = load_job(runtime, job_id)
+    runtime.snapshots.put(job)
     return job, job.state not in FINAL_JOB
 
 
@@ -98,7 +108,7 @@ def read_events(runtime: Runtime, job_id: str, after: int, limit: int) -> bytes:
     """Events behind a sequence number, as JSON: {"events": [...], "next_after": seq}."""
     job = load_job(runtime, job_id)
     with runtime.database.read() as session:
-        found = event_queries.after(session, job.id, after, limit)
+        found = event_queries.after(session, job.id, after, limit, EVENTS_SIZE)
     last = found[-1][0] if found else after
     return f'{{"events":[{",".join(text for _, text in found)}],"next_after":{last}}}'.encode()
 

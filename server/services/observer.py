@@ -15,6 +15,7 @@ from eagle3_core.contract.jobdir import AttemptDir, JobDir, complete_lines, read
 from server.domain.advance import Observation
 from server.domain.job import Attempt
 from server.domain.outcome import End, ExitRecord
+from server.domain.signatures import END_BYTES
 from server.system import clock, locks
 from server.system.process import Child, ProcessRecord, read_process
 
@@ -43,14 +44,14 @@ def observe(job: JobDir, attempt: Attempt, child: Child | None) -> tuple[Observa
     alive = locks.is_held(files.lock) or on_its_way
     record = read_exit(files.exit)
     process = read_process(files.process)
-    end = None if alive and record is None else _end(files, record, process, exit_code)
+    end = None if alive and record is None else _end(files, attempt, record, process, exit_code)
     lines, more = _lines(files.events, attempt.event_offset)
     seen = Observation(
         now=clock.utc_now(),
         boottime_s=clock.boottime(),
         lines=lines,
         more=more,
-        started_boottime_s=None if process is None or process.stage is None else process.started_boottime_s,
+        started_boottime_s=_started(process, alive),
         supervised=process is None or process.shim_lives,
         stop_ordered=job.cancel.exists(),
         end=end,
@@ -58,10 +59,29 @@ def observe(job: JobDir, attempt: Attempt, child: Child | None) -> tuple[Observa
     return seen, process
 
 
-def _end(files: AttemptDir, record: ExitRecord | None, process: ProcessRecord | None, exit_code: int | None) -> End:
+def _started(process: ProcessRecord | None, alive: bool) -> float | None:
+    """When it began: once the stage is named, or its shim died before it could name it and the stage holds the lock.
+
+    A shim that is gone without a stage could not start one: that attempt never ran.
+    """
+    if process is None or (process.stage is None and (process.shim_lives or not alive)):
+        return None
+    return process.started_boottime_s
+
+
+def _end(
+    files: AttemptDir,
+    attempt: Attempt,
+    record: ExitRecord | None,
+    process: ProcessRecord | None,
+    exit_code: int | None,
+) -> End:
     """Evidence of an end: the shim's record, or that nobody is left who could write one."""
     words = last_words(files.log)
-    if record is None and process is None:
+    if record is not None and record.error is not None and attempt.started_at is not None:
+        record = None  # "could not be started" of a stage that was seen to run: damaged
+    began = attempt.started_at is not None or process is not None or files.exit.exists()
+    if record is None and not began:
         if exit_code is None:
             raise NeverBegan
         record = ExitRecord(error=words or f"the shim exited with {exit_code}")
@@ -71,16 +91,18 @@ def _end(files: AttemptDir, record: ExitRecord | None, process: ProcessRecord | 
         rebooted=process is not None and process.rebooted,
         other_host=None if process is None or process.here else process.host,
         last_words=words,
+        log_end=log_end(files.log),
     )
 
 
 def read_exit(path: Path) -> ExitRecord | None:
-    """exit.json, or None while there is none. A damaged one still says that the attempt is over."""
+    """exit.json, or None while there is none, and for a damaged one, which says nothing."""
     try:
         found = read_json(path)
-        return None if found is None else ExitRecord.model_validate(found)
-    except (ValueError, ValidationError):
-        return ExitRecord()
+        record = None if found is None else ExitRecord.model_validate(found)
+    except (ValueError, ValidationError, RecursionError):
+        return None
+    return None if record is None or record.says_nothing else record
 
 
 def last_words(log: Path) -> str | None:
@@ -97,6 +119,16 @@ def last_words(log: Path) -> str | None:
     ]
     spoken = [line for line in lines if line]
     return spoken[-1][:LAST_WORDS] if spoken else None
+
+
+def log_end(log: Path) -> bytes:
+    """The end of a log, as much as is worth reading for a cause."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - END_BYTES))
+            return file.read(END_BYTES)
+    except FileNotFoundError:
+        return b""
 
 
 def _lines(path: Path, offset: int) -> tuple[list[tuple[int, bytes]], bool]:

@@ -1,9 +1,12 @@
 """Which paths a job may name: absolute, inside the roots after following links, there when read, free when written."""
 
+import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from eagle3_core.contract.jobdir import MARKER_NAME
+from eagle3_core.contract.params import STAGES
+from server.domain.job import Job
 from server.errors import FieldError
 from server.settings import Settings
 
@@ -28,14 +31,22 @@ class PathRules:
             return f"{path} belongs to the daemon"
         return None
 
+    def left_roots(self, job: Job) -> str | None:
+        """Which path of a stored job lies outside by now, because of a link changed since, or of other roots."""
+        paths = STAGES[job.stage].model_validate(job.params).paths().values()
+        return next((fault for _, path in paths if (fault := self.outside(path)) is not None), None)
+
     def unreadable(self, path: str, coming: Collection[Path]) -> str | None:
         """Why an input cannot be used, or None. `coming` are output directories that will exist by then."""
         if not Path(path).is_absolute():
             return f"{path} is not an absolute path"
         real = resolve(path)
-        if real.exists() or any(real.is_relative_to(directory) for directory in coming):
-            return None
-        missing = next((str(parent) for parent in reversed(real.parents) if not parent.exists()), None)
+        try:
+            if real.exists() or any(real.is_relative_to(directory) for directory in coming):
+                return None
+            missing = next((str(parent) for parent in reversed(real.parents) if not parent.exists()), None)
+        except OSError as error:
+            return f"{path} cannot be used: {error.strerror}"
         return f"{path} does not exist" + (f" (nor does {missing})" if missing else "")
 
     def unwritable(self, path: str, claimed: Mapping[Path, str]) -> str | None:
@@ -45,20 +56,32 @@ class PathRules:
         real = resolve(path)
         if real.is_relative_to(self._jobs) or self._state.is_relative_to(real):
             return f"{path} belongs to the daemon; leave output_dir out to use the job's own directory"
-        if real in claimed:
-            return f"{path} is the output directory of {claimed[real]}"
-        if real.exists() and not real.is_dir():
-            return f"{path} is not a directory"
-        if real.is_dir() and any(real.iterdir()):
-            marker = real / MARKER_NAME
-            whose = f"the output of job {marker.read_text().strip()[:64]}" if marker.is_file() else "other files"
-            return f"{path} is occupied: it holds {whose}; empty it or name another"
+        for other, whose in claimed.items():
+            if real.is_relative_to(other) or other.is_relative_to(real):
+                how = "is" if real == other else "lies in" if real.is_relative_to(other) else "holds"
+                return f"{path} {how} the output directory of {whose}" + ("" if real == other else f", {other}")
+        try:
+            return _occupied(path, real)
+        except OSError as error:
+            return f"{path} cannot be used: {error.strerror}"
+
+
+def _occupied(path: str, real: Path) -> str | None:
+    if Path(path).is_symlink() and not real.exists():
+        return f"{path} is a link that leads nowhere"
+    if real.exists() and not real.is_dir():
+        return f"{path} is not a directory"
+    if not real.is_dir() or not any(real.iterdir()):
         return None
+    marker = real / MARKER_NAME
+    owner = marker.read_text(errors="replace").strip()[:64] if marker.is_file() else None
+    whose = "other files" if owner is None else f"the output of job {owner}"
+    return f"{path} is occupied: it holds {whose}; empty it or name another"
 
 
 def resolve(path: str | Path) -> Path:
-    """The path with every link followed, as far as it exists."""
-    return Path(path).resolve()
+    """The path with every link followed, as far as it exists; a circle of links is left as it stands."""
+    return Path(os.path.realpath(path))
 
 
 def path_error(pointer: str, message: str | None) -> list[FieldError]:

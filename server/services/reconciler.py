@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from eagle3_core.contract.events import Event
-from eagle3_core.contract.jobdir import JOB_ID_VARIABLE, write_json
+from eagle3_core.contract.jobdir import JOB_ID_VARIABLE
 from server.db.queries import events as event_queries
 from server.db.queries import jobs as job_queries
 from server.domain.advance import Observation, advance, conclude, finish, stop_asked
@@ -26,7 +26,8 @@ from server.domain.queue import Finish, Start, Wait, decide
 from server.domain.states import FINAL_JOB, LIVE_JOB, AttemptState, JobState, job_state
 from server.errors import Unavailable
 from server.services.observer import NeverBegan, observe
-from server.services.records import write_record, write_spec
+from server.services.paths import PathRules
+from server.services.records import order_stop, write_record, write_spec
 from server.services.runtime import Runtime
 from server.settings import worker_environment
 from server.system import clock, locks, process
@@ -37,6 +38,7 @@ logger = logging.getLogger(__name__)
 IDLE_S = 0.5
 RUNNING_S = 0.2
 MOVING_S = 0.03
+RECORDS_LOOKED_AT = 100
 
 assert JOB_ID_VARIABLE.startswith("EYAS_")  # or worker_environment would hand an outer job's mark on
 
@@ -53,12 +55,18 @@ class Reconciler:
         self._children: dict[str, Child] = {}
         self._leaving: list[Child] = []
         self._terminated: dict[str, float] = {}
+        self._unrecorded: set[str] = set()
+        self._trouble: str | None = None
         self._troubles: dict[str, str] = {}
         self._reload = True
         self._again = False
 
     def start(self) -> None:
         """Begin; adoption of what runs already is simply the first round."""
+        with self._runtime.database.read() as session:  # a daemon may have died between row and record
+            self._unrecorded.update(job_queries.newest_ended(session, RECORDS_LOOKED_AT))
+            for job in job_queries.unfinished_jobs(session):
+                self._runtime.snapshots.put(job)  # answered from until the loop has recorded what became of it
         self._thread.start()
 
     def stop(self) -> None:
@@ -78,15 +86,22 @@ class Reconciler:
                 if self._runtime.bell.is_set():
                     self._runtime.bell.clear()
                     self._reload = True
-                try:
-                    self.round()
-                except Unavailable as error:
-                    logger.error("%s; trying again", error.detail)
-                    self._reload, self._again = True, False
+                self._one_round()
                 self._runtime.bell.wait(self._pause())
         finally:
             if not self._stopping.is_set():
                 self._on_death()
+
+    def _one_round(self) -> None:
+        """A round; while the database cannot be used it is tried again, and said once."""
+        try:
+            self.round()
+            self._trouble = None
+        except Unavailable as error:
+            if error.detail != self._trouble:
+                logger.error("%s; trying again", error.detail)
+            self._trouble = error.detail
+            self._reload, self._again = True, False
 
     def _pause(self) -> float:
         states = {job.state for job in self._jobs.values()}
@@ -100,6 +115,7 @@ class Reconciler:
         """One turn over all unfinished jobs."""
         self._again = False
         self._leaving = [child for child in self._leaving if child.exit_code() is None]
+        self._record_ends()
         if self._reload:
             self._load()
         for job in [job for job in self._jobs.values() if job.state in LIVE_JOB]:
@@ -142,8 +158,7 @@ class Reconciler:
         assert job.attempt is not None
         directory = self._runtime.job_dir(job.id)
         if job.cancel_asked_at is not None and not directory.cancel.exists():
-            directory.control.mkdir(parents=True, exist_ok=True)
-            write_json(directory.cancel, {"grace_s": self._grace_of(job)})
+            order_stop(directory, self._grace_of(job))
         try:
             seen, record = observe(directory, job.attempt, self._children.get(job.id))
         except NeverBegan:
@@ -176,6 +191,9 @@ class Reconciler:
         assert job.attempt is not None
         directory = self._runtime.job_dir(job.id)
         attempt = directory.attempt(job.attempt.number)
+        if moved := PathRules(self._runtime.settings).left_roots(job):
+            self._apply(job, finish(job, End(ExitRecord(error=moved)), clock.utc_now()))
+            return
         try:
             write_spec(self._runtime, write_record(self._runtime, job.id))
             attempt.path.mkdir(parents=True, exist_ok=True)
@@ -199,12 +217,12 @@ class Reconciler:
     def _stop_unsupervised(self, job: Job, record: ProcessRecord) -> None:
         """Do the dead shim's duty: end the stage that was asked to stop."""
         assert job.attempt is not None
-        if job.attempt.stop_asked_at is None or record.stage is None:
+        if job.attempt.stop_asked_at is None:
             return
         since = self._terminated.get(job.id)
         if since is None:
             self._terminated[job.id] = clock.boottime()
-            process.terminate(record.stage)
+            process.terminate(record.stage, job.id)
         elif clock.boottime() - since >= self._grace_of(job):
             process.kill_marked(job.id)
 
@@ -232,6 +250,20 @@ class Reconciler:
         finally:
             self._keep(stored)  # shown last: whoever sees the end finds it in record.json too
 
+    def _record_ends(self) -> None:
+        """Write the records of ended jobs; on a full disk, as soon as there is room."""
+        for job_id in list(self._unrecorded):
+            try:
+                write_record(self._runtime, job_id)
+            except OSError as error:
+                text = f"record.json of job {job_id} cannot be written: {error}"
+                if self._troubles.get(job_id) != text:
+                    logger.error("%s; trying again", text)
+                self._troubles[job_id] = text
+                continue
+            self._troubles.pop(job_id, None)
+            self._unrecorded.discard(job_id)
+
     def _keep(self, job: Job) -> None:
         self._runtime.snapshots.put(job)
         if job.state in FINAL_JOB:
@@ -247,5 +279,6 @@ class Reconciler:
         child = self._children.pop(job.id, None)
         if child is not None and child.exit_code() is None:
             self._leaving.append(child)
-        write_record(self._runtime, job.id)
+        self._unrecorded.add(job.id)
+        self._record_ends()
         logger.info("job %s (%s): %s", job.id, job.name, job.state + (f": {job.reason}" if job.reason else ""))

@@ -1,6 +1,6 @@
 """record.json and spec.json: the job directory is the truth, so it is written before anybody is answered."""
 
-from eagle3_core.contract.jobdir import read_json, write_json
+from eagle3_core.contract.jobdir import JobDir, read_json, write_json
 from eagle3_core.contract.params import STAGES
 from eagle3_core.contract.spec import JobSpec
 from server.db.queries import jobs as job_queries
@@ -19,13 +19,36 @@ def write_record(runtime: Runtime, job_id: str) -> Job:
         with runtime.database.read() as session:
             job = job_queries.get_job(session, job_id)
         assert job is not None
-        directory = runtime.job_dir(job_id)
-        for path in (directory.path, directory.control, directory.path / "attempts"):
-            path.mkdir(parents=True, exist_ok=True)
-        record = _record_of(job)
-        if read_json(directory.record) != record:
-            write_json(directory.record, record)
+        _write(runtime, job)
     return job
+
+
+def write_new(runtime: Runtime, job: Job) -> None:
+    """Make the directory of a job that nobody else knows yet, with record and spec."""
+    _write(runtime, job)
+    write_spec(runtime, job)
+
+
+def _write(runtime: Runtime, job: Job) -> None:
+    directory = runtime.job_dir(job.id)
+    for path in (directory.path, directory.control, directory.path / "attempts"):
+        path.mkdir(parents=True, exist_ok=True)
+    record = _record_of(job)
+    try:
+        same = read_json(directory.record) == record
+    except (ValueError, RecursionError):
+        same = False  # damaged: it is made anew
+    if not same:
+        write_json(directory.record, record)
+
+
+def order_stop(directory: JobDir, grace_s: float) -> None:
+    """Write control/cancel.json. On a full disk an empty file, which takes no block, is an order as well."""
+    directory.control.mkdir(parents=True, exist_ok=True)
+    try:
+        write_json(directory.cancel, {"grace_s": grace_s})
+    except OSError:
+        directory.cancel.touch()
 
 
 def write_spec(runtime: Runtime, job: Job) -> None:

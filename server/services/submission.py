@@ -4,10 +4,11 @@ names -> stages and params -> dependencies (no cycle) -> paths -> content -> one
 """
 
 import difflib
+import shutil
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -15,12 +16,15 @@ from eagle3_core.contract.params import STAGES, StageParams
 from server.db.queries import jobs as job_queries
 from server.domain.ids import is_job_id, new_job_id
 from server.domain.job import Job, NewJob
-from server.errors import FieldError, Forbidden, Invalid, Unavailable
+from server.errors import MAX_ERRORS, FieldError, Forbidden, Invalid, Unavailable
 from server.services.paths import PathRules, path_error, resolve
 from server.services.preflight import check_content
-from server.services.records import write_record, write_spec
+from server.services.programs import refuse_foreign_programs
+from server.services.records import write_new
 from server.services.runtime import Runtime
 from server.system import clock
+
+NameText = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
 
 
 class JobRequest(BaseModel):
@@ -28,10 +32,10 @@ class JobRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    name: str | None = Field(None, min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")
-    stage: str = Field(description="prepare, extract, train, validate or evaluate")
+    name: NameText | None = None
+    stage: str = Field(description="prepare, extract, train, validate, evaluate or external")
     params: dict[str, Any] = Field(description="the parameters of the stage")
-    depends_on: list[str] = Field([], max_length=100, description="ids of jobs, or names of jobs of this chain")
+    depends_on: list[NameText] = Field([], max_length=100, description="ids of jobs, or names of jobs of this chain")
 
 
 class ChainRequest(BaseModel):
@@ -61,11 +65,12 @@ def submit(runtime: Runtime, request: JobRequest | ChainRequest) -> list[Job]:
 
     Raises:
         Invalid: with a pointer to each faulty field.
-        Forbidden: a path lies outside the roots.
+        Forbidden: a path lies outside the roots, or a program is not allowed.
     """
     chain = isinstance(request, ChainRequest)
     requests = request.jobs if isinstance(request, ChainRequest) else [request]
     drafts = [_draft(runtime, one, f"/jobs/{place}" if chain else "") for place, one in enumerate(requests)]
+    refuse_foreign_programs(runtime.settings, [(f"{draft.pointer}/params", draft.params) for draft in drafts])
     _refuse(_duplicate_names(drafts))
     drafts = _with_dependencies(runtime, drafts)
     _check_paths(runtime, drafts)
@@ -93,7 +98,8 @@ def _draft(runtime: Runtime, request: JobRequest, pointer: str) -> _Draft:
     try:
         params = params_class.model_validate(request.params)
     except ValidationError as error:
-        raise Invalid.of(_field_errors(error, params_class, f"{pointer}/params")) from None
+        shown = _field_errors(error, params_class, f"{pointer}/params")
+        raise Invalid.of(shown, error.error_count()) from None
     job_id = new_job_id()
     named = params.paths().get("output_dir")
     output_dir = runtime.job_dir(job_id).artifacts if named is None else resolve(named[1])
@@ -102,7 +108,7 @@ def _draft(runtime: Runtime, request: JobRequest, pointer: str) -> _Draft:
 
 def _field_errors(error: ValidationError, params_class: type[StageParams], pointer: str) -> list[FieldError]:
     found = []
-    for fault in error.errors(include_url=False, include_context=False, include_input=False):
+    for fault in error.errors(include_url=False, include_context=False, include_input=False)[:MAX_ERRORS]:
         place = "/".join(str(part) for part in fault["loc"])
         where = f"{pointer}/{place}" if place else pointer
         if fault["type"] == "extra_forbidden":
@@ -193,10 +199,16 @@ def _check_paths(runtime: Runtime, drafts: Sequence[_Draft]) -> None:
 
 
 def _needs(draft: _Draft, drafts: Sequence[_Draft]) -> list[_Draft]:
-    """The jobs of this chain that one waits for, directly or not; there is no circle any more."""
+    """The jobs of this chain that one waits for, directly or not, each once."""
     by_id = {other.id: other for other in drafts}
-    direct = [by_id[needed] for needed in draft.depends_on if needed in by_id]
-    return direct + [further for other in direct for further in _needs(other, drafts)]
+    found: dict[str, _Draft] = {}
+    queue = [draft]
+    while queue:
+        for needed in queue.pop().depends_on:
+            if needed in by_id and needed not in found:
+                found[needed] = by_id[needed]
+                queue.append(by_id[needed])
+    return list(found.values())
 
 
 def _upstream(draft: _Draft, drafts: Sequence[_Draft]) -> set[Path]:
@@ -209,7 +221,7 @@ def _outside_needs(draft: _Draft, drafts: Sequence[_Draft]) -> set[str]:
 
 
 def _store(runtime: Runtime, drafts: Sequence[_Draft]) -> list[Job]:
-    """Rows first, in one transaction; then the directories; only then the answer."""
+    """Rows and directories or neither: the rows are committed once every directory is there."""
     now = clock.utc_now()
     new = [
         NewJob(
@@ -223,19 +235,17 @@ def _store(runtime: Runtime, drafts: Sequence[_Draft]) -> list[Job]:
         )
         for draft in drafts
     ]
-    with runtime.database.write() as session:
-        job_queries.insert_jobs(session, new)
     try:
-        jobs = [write_record(runtime, job.id) for job in new]
-        for job in jobs:
-            write_spec(runtime, job)
-    except OSError as error:
         with runtime.database.write() as session:
-            for one in new:
-                job_queries.ask_cancel(session, one.id, 0.0, now)
-        raise Unavailable(f"the job directories cannot be written, the jobs are cancelled: {error}") from error
-    finally:
-        runtime.wake()
-    for job in jobs:
-        runtime.snapshots.put(job)
+            job_queries.insert_jobs(session, new)
+            jobs = [job for one in new if (job := job_queries.get_job(session, one.id)) is not None]
+            for job in jobs:
+                write_new(runtime, job)
+    except (OSError, Unavailable) as error:
+        for one in new:
+            shutil.rmtree(runtime.job_dir(one.id).path, ignore_errors=True)
+        if isinstance(error, Unavailable):
+            raise
+        raise Unavailable(f"the job directories cannot be written, nothing was stored: {error}") from error
+    runtime.wake()
     return jobs

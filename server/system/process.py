@@ -14,9 +14,9 @@ from eagle3_core.contract.jobdir import read_json
 
 @dataclass(frozen=True)
 class ProcessRecord:
-    """process.json: who shim and stage are. `stage` is None until it was started."""
+    """process.json: who shim and stage are. `stage` is None until it was started, both are in a damaged file."""
 
-    shim: ProcessIdentity
+    shim: ProcessIdentity | None
     stage: ProcessIdentity | None
     host: str
     started_boottime_s: float
@@ -29,27 +29,30 @@ class ProcessRecord:
     @property
     def rebooted(self) -> bool:
         """Whether this host was started again since."""
-        return self.here and self.shim.boot_id != boot_id()
+        return self.here and self.shim is not None and self.shim.boot_id != boot_id()
 
     @property
     def shim_lives(self) -> bool:
         """Whether the shim runs; taken for granted where it cannot be judged."""
-        return not self.here or is_alive(self.shim)
+        return not self.here or self.shim is None or is_alive(self.shim)
 
 
 def read_process(path: Path) -> ProcessRecord | None:
-    """The record in a file, or None while there is none."""
-    found: dict[str, Any] | None = read_json(path)
-    if found is None:
-        return None
+    """The record in a file, or None while there is none. A damaged one still says that the attempt began."""
+    try:
+        found: dict[str, Any] | None = read_json(path)
+        return None if found is None else _record(found)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return ProcessRecord(None, None, host_id(), 0.0)
 
+
+def _record(found: dict[str, Any]) -> ProcessRecord:
     def identity(value: dict[str, int | None] | None) -> ProcessIdentity | None:
-        return None if value is None else ProcessIdentity(value["pid"] or 0, value["start_ticks"] or 0, boot)
+        return None if value is None else ProcessIdentity(int(value["pid"] or 0), int(value["start_ticks"] or 0), boot)
 
     boot = str(found["boot_id"])
-    shim = identity(found["shim"])
-    assert shim is not None
-    return ProcessRecord(shim, identity(found["stage"]), str(found["host_id"]), float(found["started_boottime_s"]))
+    shim, stage = identity(found["shim"]), identity(found["stage"])
+    return ProcessRecord(shim, stage, str(found["host_id"]), float(found["started_boottime_s"]))
 
 
 class Child:
@@ -92,9 +95,12 @@ def spawn(python: Path, attempt: Path, log: Path, lock_fd: int, environment: dic
         os.close(output)
 
 
-def terminate(process: ProcessIdentity) -> None:
-    """SIGTERM for exactly this process."""
-    proctree.send(process.pid, signal.SIGTERM, lambda _pid: is_alive(process))
+def terminate(process: ProcessIdentity | None, job_id: str) -> None:
+    """SIGTERM for exactly this process; where it is not known, for every one that carries the job's mark."""
+    if process is None:
+        proctree.signal_tree(job_id, None, signal.SIGTERM)
+    else:
+        proctree.send(process.pid, signal.SIGTERM, lambda _pid: is_alive(process))
 
 
 def kill_marked(job_id: str) -> int:

@@ -7,6 +7,7 @@ const LIVE = new Set(["queued", "starting", "running", "stopping"]);
 const byId = (id) => document.getElementById(id);
 
 let selected = decodeURIComponent(location.hash.slice(1)) || null;
+let seenAt = null;
 let log = { job: null, attempt: null, offset: 0, decoder: null };
 
 function element(tag, className, text) {
@@ -33,7 +34,16 @@ function duration(seconds) {
   return `${Math.floor(whole / 3600)} h ${Math.floor((whole % 3600) / 60)} min`;
 }
 
-const number = (value, digits = 4) => (typeof value === "number" ? Number(value.toPrecision(digits)).toString() : null);
+function number(value, digits = 4) {
+  if (typeof value !== "number") return null;
+  const small = value !== 0 && Math.abs(value) < 0.001;
+  return small ? Number(value.toPrecision(digits)).toExponential() : Number(value.toPrecision(digits)).toString();
+}
+
+function verdictOf(path, verdict) {
+  const name = path.replace(/\/+$/, "").split("/").pop();
+  return element("span", `verdict ${verdict || ""}`, `checkpoint ${name} ${verdict || "not judged yet"}`);
+}
 
 function stateOf(job) {
   return element("span", `state ${job.state}`, job.health && job.health !== "ok" ? `${job.state}, ${job.health}` : job.state);
@@ -54,20 +64,20 @@ function jobRow(job) {
   button.dataset.id = job.id;
   button.setAttribute("aria-current", String(job.id === selected));
   const top = element("div", "line");
-  top.append(element("span", "name", job.name), element("span", "faint small", job.stage), stateOf(job));
+  top.append(element("span", "name", job.name), element("span", "stage faint small", job.stage), stateOf(job));
   button.append(top);
-  if (job.steps && job.step !== null) button.append(bar(job));
+  if (job.steps && job.step !== null && LIVE.has(job.state)) button.append(bar(job));
   const facts = [];
   if (job.epoch !== null && job.epochs) facts.push(`epoch ${job.epoch + 1} of ${job.epochs}`);
-  if (job.steps) facts.push(`${job.step} of ${job.steps}`);
+  if (job.steps && job.step !== null) facts.push(`${job.step} of ${job.steps}`);
   if (job.loss !== null) facts.push(`loss ${number(job.loss)}`);
   if (job.eta_s !== null) facts.push(`${duration(job.eta_s)} left`);
   if (job.warnings_total) facts.push(`${job.warnings_total} warnings`);
-  const bottom = element("div", "line small");
+  const bottom = element("div", "line small wrap");
   bottom.append(element("span", "faint", facts.length && LIVE.has(job.state) && job.state !== "queued" ? facts.join(" · ") : job.summary));
-  if (job.last_checkpoint) {
-    const verdict = job.last_checkpoint.verdict;
-    bottom.append(element("span", `verdict ${verdict || ""}`, verdict || "not judged yet"));
+  // The summary of an ended job names its last checkpoint already.
+  if (job.last_checkpoint && LIVE.has(job.state)) {
+    bottom.append(verdictOf(job.last_checkpoint.path, job.last_checkpoint.verdict));
   }
   button.append(bottom);
   item.append(button);
@@ -89,17 +99,26 @@ function pairs(list, entries) {
   );
 }
 
+/* The plain values of a result; what is nested in it stands elsewhere on the page or in the answer of the API. */
+function resultPairs(result) {
+  const plain = (value) => ["string", "number", "boolean"].includes(typeof value);
+  return Object.entries(result?.data ?? {})
+    .filter(([, value]) => plain(value))
+    .map(([name, value]) => [(name[0].toUpperCase() + name.slice(1)).replaceAll("_", " "), typeof value === "number" ? number(value, 6) : value]);
+}
+
 function showJob(job) {
   byId("detail").hidden = false;
   byId("detail-title").textContent = `${job.name} (${job.id})`;
   byId("detail-summary").textContent = job.summary;
+  byId("detail-summary").className = job.state === "failed" ? "bad" : "";
   byId("detail-hint").textContent = job.hint || "";
   byId("detail-hint").hidden = !job.hint;
   byId("cancel").hidden = !LIVE.has(job.state);
   pairs(byId("facts"), [
-    ["Phase", job.phase],
+    ["Phase", job.state === "succeeded" ? null : job.phase],
     ["Epoch", job.epoch === null ? null : `${job.epoch + 1} of ${job.epochs}`],
-    [job.unit ? `Progress (${job.unit})` : "Step", job.steps ? `${job.step} of ${job.steps}` : null],
+    [job.unit && job.unit !== "steps" ? `Progress (${job.unit})` : "Step", job.steps ? `${job.step} of ${job.steps}` : null],
     ["Loss", number(job.loss)],
     ["Accuracy by step", job.accuracy ? job.accuracy.map((one) => number(one, 3) ?? "–").join(", ") : null],
     ["Learning rate", number(job.lr, 3)],
@@ -107,7 +126,7 @@ function showJob(job) {
     ["Elapsed", duration(job.elapsed_s)],
     ["Left, about", duration(job.eta_s)],
     ["Output", job.output_dir],
-    ["Result", job.result ? JSON.stringify(job.result.data) : null],
+    ...resultPairs(job.result),
   ]);
   showEpochs(job.epochs_done);
   byId("warnings").hidden = !job.warnings.length;
@@ -127,9 +146,9 @@ function cells(tag, values) {
 function showEpochs(epochs) {
   byId("epochs").hidden = !epochs.length;
   const lossOf = (metrics) => (metrics && typeof metrics.loss === "number" ? number(metrics.loss) : "–");
-  byId("epochs").querySelector("thead").replaceChildren(cells("th", ["Epoch", "Train s", "Loss", "Validation s", "Loss"]));
+  byId("epochs").querySelector("thead").replaceChildren(cells("th", ["Epoch", "Training", "Loss", "Validation", "Loss"]));
   byId("epochs").querySelector("tbody").replaceChildren(
-    ...epochs.map((one) => cells("td", [one.epoch + 1, number(one.train_s), lossOf(one.train), number(one.val_s), lossOf(one.val)])),
+    ...epochs.map((one) => cells("td", [one.epoch + 1, duration(one.train_s), lossOf(one.train), duration(one.val_s), lossOf(one.val)])),
   );
 }
 
@@ -142,11 +161,16 @@ function showCheckpoints(checkpoints) {
       top.append(element("span", "", one.path), element("span", `verdict ${one.verdict || ""}`, one.verdict || "not judged yet"));
       item.append(top);
       for (const finding of one.findings) {
-        item.append(element("div", "hint", [finding.code, finding.file, finding.tensor, finding.message].filter(Boolean).join(": ")));
+        item.append(element("div", finding.severity === "info" ? "faint" : "hint", [finding.code, finding.file, finding.tensor, finding.message].filter(Boolean).join(": ")));
       }
       return item;
     }),
   );
+}
+
+/* As a terminal would leave it: no colours, and of a progress bar drawn over itself the last drawing. */
+function readable(text) {
+  return text.replace(/\x1b\[[0-9;?]*[A-Za-z]/g, "").replace(/[^\n\r]*\r+(?=[^\n\r])/g, "");
 }
 
 async function showLog(job) {
@@ -163,7 +187,7 @@ async function showLog(job) {
   if (mine !== log || !bytes.byteLength) return;
   log.offset = Number(answer.headers.get("X-Next-Offset"));
   const atEnd = pane.scrollHeight - pane.scrollTop - pane.clientHeight < 40;
-  pane.textContent = (pane.textContent + log.decoder.decode(bytes, { stream: true })).slice(-4 * TAIL_BYTES);
+  pane.textContent = readable(pane.textContent + log.decoder.decode(bytes, { stream: true })).slice(-4 * TAIL_BYTES);
   if (atEnd) pane.scrollTop = pane.scrollHeight;
 }
 
@@ -182,10 +206,17 @@ async function refresh() {
         await showLog(job);
       }
     }
-    byId("freshness").textContent = `as of ${new Date().toLocaleTimeString()}`;
+    seenAt = new Date().toLocaleTimeString();
+    say(`as of ${seenAt}`, false);
   } catch (error) {
-    byId("freshness").textContent = error.message;
+    const what = error instanceof TypeError ? "the daemon does not answer" : error.message;
+    say(seenAt ? `${what}; this is as of ${seenAt}` : what, true);
   }
+}
+
+function say(text, bad) {
+  byId("freshness").textContent = text;
+  byId("freshness").className = bad ? "bad" : "faint";
 }
 
 byId("jobs").addEventListener("click", (event) => {
@@ -202,7 +233,8 @@ byId("cancel").addEventListener("click", async () => {
   try {
     await ask(`/jobs/${encodeURIComponent(selected)}/cancel`, options);
   } catch (error) {
-    byId("freshness").textContent = error.message;
+    say(error.message, true);
+    return;
   }
   refresh();
 });

@@ -1,5 +1,8 @@
 """Who gets in, what is refused and how it is said. One daemon, plain HTTP."""
 
+import json
+import socket
+
 import httpx
 import pytest
 
@@ -71,9 +74,12 @@ def test_login_link_works_once_and_the_cookie_is_enough(http, token, shared):
         assert secret not in browser.get("/page.js").text
         request = planned()
         assert browser.post("/jobs", json=request).status_code == 403
-        assert browser.post("/jobs", json=request, headers={"Origin": "http://evil.example"}).status_code == 403
+        for origin in ("http://evil.example", "null", "http://[", daemon.client.url + ".evil.example"):
+            assert browser.post("/jobs", json=request, headers={"Origin": origin}).status_code == 403
         assert browser.post("/jobs", json=request, headers={"Origin": daemon.client.url}).status_code == 201
-    assert http.get(link).status_code == 401
+    assert http.get(link).headers["content-type"] == "application/problem+json"
+    used = http.get(link, headers={"Accept": "text/html"})
+    assert (used.status_code, "eyas login" in used.text) == (401, True)
 
 
 def test_the_link_printed_at_start_signs_in(shared):
@@ -95,7 +101,11 @@ def test_bodies_that_are_not_json(http, token):
     headers = {**token, "Content-Type": "application/json"}
     answer = http.post("/jobs", content=b'{"stage": ', headers=headers)
     assert (answer.status_code, answer.json()["type"]) == (400, "urn:eyas:problem:not-json")
-    for body in (b"[]", b"null", b"3", b'"x"', b"{}", b'{"jobs": []}', b'{"jobs": 3}', b"[" * 100_000, b"\xff"):
+    for body in (b'{"a": ' + b"9" * 5000 + b"}", b'{"a": ' * 50_000 + b"1" + b"}" * 50_000):
+        answer = http.post("/jobs", content=body, headers=headers)
+        assert (answer.status_code, answer.json()["type"]) == (400, "urn:eyas:problem:not-json")
+    lone = b'{"stage": "validate", "params": {"checkpoint": "/"}, "depends_on": ["\\ud800"]}'
+    for body in (lone, b"[]", b"null", b"3", b'"x"', b"{}", b'{"jobs": []}', b'{"jobs": 3}', b"[" * 100_000, b"\xff"):
         answer = http.post("/jobs", content=body, headers=headers)
         assert answer.status_code in (400, 422), (body[:20], answer.text)
         assert answer.headers["content-type"] == "application/problem+json"
@@ -127,7 +137,11 @@ def test_queries_that_make_no_sense(http, token, shared, query):
 
 
 def test_other_refusals_are_problems_too(http, token):
-    for answer in (http.get("/nothing", headers=token), http.put("/jobs", headers=token)):
+    for answer in (
+        http.get("/nothing", headers=token),
+        http.put("/jobs", headers=token),
+        http.get("/jobs/", headers=token),
+    ):
         assert answer.status_code in (404, 405)
         assert answer.headers["content-type"] == "application/problem+json"
 
@@ -136,3 +150,12 @@ def test_openapi_names_its_operations(http, token):
     document = http.get("/openapi.json", headers=token).json()
     operations = {method["operationId"] for path in document["paths"].values() for method in path.values()}
     assert {"submitJobs", "listJobs", "getJob", "getLog", "getEvents", "cancelJob", "listCheckpoints"} <= operations
+
+
+def test_what_is_no_http_is_a_problem_too(http):
+    with socket.create_connection((http.base_url.host, http.base_url.port), timeout=10) as connection:
+        connection.sendall(b"\x16\x03\x01 garbage\r\n\r\n")
+        answer = b"".join(iter(lambda: connection.recv(4096), b""))
+    head, body = answer.split(b"\r\n\r\n")
+    assert b"application/problem+json" in head
+    assert json.loads(body)["status"] == 400

@@ -100,10 +100,11 @@ def test_a_broken_event_line_becomes_a_warning(shared):
     assert [warning["code"] for warning in job["warnings"]] == ["broken_event", "broken_event"]
 
 
-def test_cancel_of_a_running_job(shared):
+def test_cancel_of_a_running_job(shared, wait_for):
     daemon, planned = shared
     [stored] = daemon.client.submit(planned(["event", {"type": "phase", "phase": "here"}], ["until_stopped", None]))
-    job = daemon.wait_state(stored["id"], "running")
+    wait_for(lambda: daemon.client.job(stored["id"])["phase"] == "here")
+    job = daemon.client.job(stored["id"])
     assert job["health"] == "ok"
     answer = daemon.client.cancel(job["id"])
     assert answer["state"] in ("running", "stopping")

@@ -154,3 +154,50 @@ def test_verifiers_and_files_that_hold_nothing(shared):
     params = {"verifier": str(verifier), "conversations": str(empty)}
     error = refused(daemon, {"stage": "prepare", "params": params})
     assert {one["pointer"] for one in error.fields} == {"/params/verifier", "/params/conversations"}
+
+
+def test_output_directories_do_not_lie_in_one_another(shared):
+    daemon, planned = shared
+    outer, inner = planned(name="outer"), planned(name="inner")
+    outer["params"]["output_dir"] = str(daemon.root / "nest")
+    inner["params"]["output_dir"] = str(daemon.root / "nest" / "sub")
+    assert "lies in the output directory of outer" in field(refused(daemon, {"jobs": [outer, inner]}))[1]
+    assert "holds the output directory of inner" in field(refused(daemon, {"jobs": [inner, outer]}))[1]
+
+
+def test_a_chain_in_which_every_job_waits_for_all_before_it_is_accepted_at_once(shared):
+    """Its paths from end to start are 2 to the power of 38."""
+    daemon, planned = shared
+    first = planned(["raise", "data"], name="0")
+    chain = [first] + [{**first, "name": str(n), "depends_on": [str(m) for m in range(n)]} for n in range(1, 40)]
+    stored = daemon.client.submit({"jobs": chain})
+    assert daemon.wait_ended(stored[-1]["id"])["reason"] == "dependency_failed"
+
+
+def test_paths_no_file_system_takes(shared):
+    daemon, planned = shared
+    (daemon.root / "circle").symlink_to("circle")
+    (daemon.root / "nowhere").symlink_to(daemon.root / "not there")
+    (daemon.root / "marked").mkdir()
+    (daemon.root / "marked" / ".eyas-job").write_bytes(b"\xff\xfe")
+    for name in ("circle", "x" * 300, "nowhere"):
+        request = planned()
+        request["params"]["checkpoint"] = str(daemon.root / name)
+        assert field(refused(daemon, request))[0] == "/params/checkpoint"
+    for name in ("circle", "x" * 300, "nowhere", "marked"):
+        request = planned()
+        request["params"]["output_dir"] = str(daemon.root / name)
+        assert field(refused(daemon, request))[0] == "/params/output_dir"
+
+
+def test_thousands_of_faults_are_counted_and_the_first_are_listed(shared):
+    daemon, planned = shared
+    for request in (
+        {"stage": "train", "params": {f"field {n}": 1 for n in range(3000)}},
+        {**planned(), **{f"field {n}": 1 for n in range(3000)}},
+    ):
+        error = refused(daemon, request)
+        assert len(error.fields) == 50
+        assert " more)" in error.problem["detail"]
+    error = refused(daemon, {"stage": "x" * 100_000, "params": {}})
+    assert len(error.problem["detail"]) <= 2000

@@ -117,7 +117,8 @@ def make_checkpoint(directory: Path, verifier: Path, seed: int, changes: dict[st
     optimizer = torch.optim.AdamW(drafter.parameters())
     return write_checkpoint(
         directory,
-        0,
+        "0",
+        epoch=0,
         config=config,
         tensors=drafter.state_dict(),
         optimizer_state=optimizer.state_dict(),

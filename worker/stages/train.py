@@ -1,5 +1,6 @@
 """train: hidden states -> an EAGLE-3 drafter; one judged checkpoint an epoch."""
 
+import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from eagle3_core.data.split import split_by_prompt
 from eagle3_core.data.store import HiddenStateStore
 from eagle3_core.errors import BadData, CheckpointError, InvalidCheckpoint
 from eagle3_core.model.drafter import Eagle3Drafter
+from eagle3_core.training.resume import WITHIN_EPOCH, checkpoints, describe_position, find_latest, restore
 from eagle3_core.training.setup import (
     Shape,
     build_drafter,
@@ -27,7 +29,7 @@ from eagle3_core.training.setup import (
 from eagle3_core.training.trainer import StepReport, Trainer
 from eagle3_core.training.ttt import counted_rows
 from eagle3_core.verifier.tensors import load_verifier_weights
-from worker.context import StageContext, StageResult
+from worker.context import StageContext, StageResult, Stopped
 from worker.device import pick_device
 
 INTERVAL_S = 1.0
@@ -44,27 +46,54 @@ class Run:
     trainer: Trainer
     train_samples: int
     val_samples: int
+    previous: Path | None = None
+    saved_for: str | None = None
+    saved_step: int = 0
 
 
 def run(context: StageContext) -> StageResult:
-    """Train for the asked number of epochs."""
+    """Train for the asked number of epochs, going on from the latest sound checkpoint of this job if there is one."""
     params = context.params
     assert isinstance(params, TrainParams)
     context.phase("loading")
     training = _set_up(context, params)
+    trainer = training.trainer
+    _go_on(context, training)
     epochs: list[dict[str, Any]] = []
-    previous: Path | None = None
-    for epoch in range(params.epochs):
-        metrics = _one_epoch(context, training, epoch)
+    while trainer.position.epoch < params.epochs:
+        try:
+            metrics = _one_epoch(context, training)
+        except Stopped:
+            if context.save_when_stopped():
+                _save_and_judge(context, training, f"{WITHIN_EPOCH}{trainer.step}")
+            raise
+        name = str(trainer.position.epoch)
+        trainer.next_epoch()
+        metrics["verdict"] = _save_and_judge(context, training, name).verdict
         epochs.append(metrics)
-        context.phase("saving")
-        path = _save(context, training, epoch)
-        context.phase("judging")
-        verdict = _judge(context, params, path, previous)
-        metrics["verdict"] = verdict.verdict
-        previous = path
-    data = {"epochs": epochs, "checkpoint": str(previous), "steps": training.trainer.step}
-    return StageResult(data, {"checkpoint": str(previous)})
+    data = {"epochs": epochs, "checkpoint": str(training.previous), "steps": trainer.step}
+    return StageResult(data, {"checkpoint": str(training.previous)})
+
+
+def _go_on(context: StageContext, training: Run) -> None:
+    """Bring back the state of this job's latest sound checkpoint, and move unsound ones out of the way."""
+    found = find_latest(context.output_dir)
+    if found is None:
+        return
+    for path, why in found.passed_over:
+        context.warn("checkpoint_passed_over", f"{path} is not gone on from, and renamed: {why}")
+        path.rename(path.with_name(f"{path.name}.unsound"))
+    restore(training.trainer, found)
+    training.previous = found.path
+    position = training.trainer.position
+    context.report(
+        "resumed",
+        f"from {found.path} at step {found.step}: epoch {position.epoch}, {position.rows_done} rows of it done",
+        path=str(found.path),
+        step=found.step,
+        epoch=position.epoch,
+        rows_done=position.rows_done,
+    )
 
 
 def _set_up(context: StageContext, params: TrainParams) -> Run:
@@ -189,18 +218,19 @@ def _split(context: StageContext, params: TrainParams, store: HiddenStateStore) 
     return train, val
 
 
-def _one_epoch(context: StageContext, training: Run, epoch: int) -> dict[str, Any]:
-    """Train and validate once; returns what the epoch event says."""
+def _one_epoch(context: StageContext, training: Run) -> dict[str, Any]:
+    """Train what is left of an epoch and validate; returns what the epoch event says."""
     params, trainer = training.params, training.trainer
+    epoch = trainer.position.epoch
     context.phase("training")
-    reporter = _StepReporter(context, params, trainer.total_steps, training.train_samples, epoch)
-    started = time.monotonic()
-    train = trainer.train_epoch(epoch, reporter.on_step)
-    train_s = time.monotonic() - started
+    reporter = _StepReporter(context, training)
+    train = trainer.train_epoch(reporter.on_step)
+    context.check_stop()
     context.phase("validating")
     started = time.monotonic()
     val = trainer.validate(context.check_stop)
     val_s = time.monotonic() - started
+    train_s = trainer.position.train_s
     event = {
         "epoch": epoch,
         "epochs": params.epochs,
@@ -222,21 +252,37 @@ def _brief(metrics: dict[str, Any] | None) -> str:
 
 
 class _StepReporter:
-    """Passes optimizer steps on, once a second and at the end of the epoch, with speed and remaining time."""
+    """Passes optimizer steps on, once a second and at the end of the epoch, with speed and remaining time; saves
+    within the epoch when it is due or asked for.
+    """
 
-    def __init__(
-        self, context: StageContext, params: TrainParams, total_steps: int, steps_per_epoch: int, epoch: int
-    ) -> None:
-        self._context, self._params, self._total, self._epoch = context, params, total_steps, epoch
-        self._last_step = (epoch + 1) * steps_per_epoch
+    def __init__(self, context: StageContext, training: Run) -> None:
+        self._context, self._training = context, training
+        self._params, self._total = training.params, training.trainer.total_steps
+        self._epoch = training.trainer.position.epoch
+        self._last_step = (self._epoch + 1) * training.train_samples
         self._started = self._reported = time.monotonic()
         self._tokens = self._steps = 0
 
     def on_step(self, report: StepReport) -> None:
         """One optimizer step was made."""
-        self._context.check_stop()
         self._tokens += report.tokens
         self._steps += 1
+        self._tell(report)
+        self._context.check_stop()
+        if report.step != self._last_step:
+            self._save_if_due(report.step)
+
+    def _save_if_due(self, step: int) -> None:
+        training, every = self._training, self._params.save_steps
+        asked = self._context.checkpoint_asked()
+        due = every is not None and step - training.saved_step >= every
+        if due or (asked is not None and asked != training.saved_for):
+            training.saved_for = asked
+            _save_and_judge(self._context, training, f"{WITHIN_EPOCH}{step}")
+            self._context.phase("training")
+
+    def _tell(self, report: StepReport) -> None:
         now = time.monotonic()
         if now - self._reported < INTERVAL_S and report.step != self._last_step:
             return
@@ -264,24 +310,47 @@ class _StepReporter:
         )
 
 
-def _save(context: StageContext, training: Run, epoch: int) -> Path:
-    """Write the epoch's checkpoint and say so."""
-    params, files = training.params, training.files
+def _save_and_judge(context: StageContext, training: Run, name: str) -> Verdict:
+    """Write a checkpoint, judge it, and remove those within epochs that it makes needless."""
+    if (existing := context.output_dir / name).exists():
+        # Stopped again at the very step it had gone on from: the state is on disk already.
+        return judge(existing)
+    context.phase("saving")
+    path = _save(context, training, name)
+    context.phase("judging")
+    verdict = _judge(context, training.params, path, training.previous)
+    training.previous, training.saved_step = path, training.trainer.step
+    if verdict.usable:
+        for _, older, _ in checkpoints(context.output_dir):
+            if older.name.startswith(WITHIN_EPOCH) and older != path:
+                shutil.rmtree(older)
+    return verdict
+
+
+def _save(context: StageContext, training: Run, name: str) -> Path:
+    """Write a checkpoint and say so."""
+    params, files, trainer = training.params, training.files, training.trainer
+    epoch = int(name) if name.isdigit() else trainer.position.epoch
     path = write_checkpoint(
         context.output_dir,
-        epoch,
+        name,
+        epoch=epoch,
         config=training.shape.config,
         tensors=training.drafter.state_dict(),
-        optimizer_state=training.trainer.optimizer.state_dict(),
-        scheduler_state=training.trainer.scheduler.state_dict(),
+        optimizer_state=trainer.optimizer.state_dict(),
+        scheduler_state=trainer.scheduler.state_dict(),
         verifier_name=params.verifier,
         verifier_architectures=list(files.architectures),
         speculative_tokens=params.speculative_tokens,
-        step=training.trainer.step,
-        extra={"overrides": training.shape.overrides, "finetune_from": params.finetune_from},
+        step=trainer.step,
+        extra={
+            "overrides": training.shape.overrides,
+            "finetune_from": params.finetune_from,
+            "position": describe_position(trainer.position),
+        },
     )
     size = sum(file.stat().st_size for file in path.iterdir())
-    context.events.write("checkpoint", path=str(path), epoch=epoch, step=training.trainer.step, bytes=size)
+    context.events.write("checkpoint", path=str(path), epoch=epoch, step=trainer.step, bytes=size)
     print(f"checkpoint {path}: {size / 1e6:.1f} MB", flush=True)
     return path
 

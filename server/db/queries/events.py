@@ -39,15 +39,21 @@ def _note_checkpoint(session: Session, job_id: str, event: CheckpointEvent | Ver
     session.flush()
 
 
-def after(session: Session, job_id: str, seq: int, limit: int) -> list[tuple[int, str]]:
-    """Sequence number and text of the events behind `seq`, oldest first."""
+def after(session: Session, job_id: str, seq: int, limit: int, size: int) -> list[tuple[int, str]]:
+    """Sequence number and text of the events behind `seq`, oldest first; at most `limit`, about `size` characters."""
     statement = (
         select(EventTable.seq, EventTable.body)
         .where(EventTable.job_id == job_id, EventTable.seq > seq)
         .order_by(EventTable.seq)
         .limit(limit)
     )
-    return [(row.seq, row.body) for row in session.execute(statement)]
+    found: list[tuple[int, str]] = []
+    for row in session.execute(statement):
+        found.append((row.seq, row.body))
+        size -= len(row.body)
+        if size <= 0:
+            break
+    return found
 
 
 def checkpoints(session: Session, job_id: str) -> list[Checkpoint]:

@@ -59,6 +59,12 @@ def unfinished_jobs(session: Session) -> list[Job]:
     return _load(session, select(JobTable).where(JobTable.state.not_in(FINAL_JOB)).order_by(JobTable.number))
 
 
+def newest_ended(session: Session, limit: int) -> list[str]:
+    """Ids of the jobs that have ended, newest first."""
+    statement = select(JobTable.id).where(JobTable.state.in_(FINAL_JOB)).order_by(JobTable.number.desc())
+    return list(session.scalars(statement.limit(limit)))
+
+
 def ids_named(session: Session, name: str) -> list[str]:
     """Ids of the jobs with this name, newest first."""
     return list(session.scalars(select(JobTable.id).where(JobTable.name == name).order_by(JobTable.number.desc())))
@@ -129,11 +135,13 @@ def save(session: Session, old: Job, new: Job, exit_record: dict[str, Any] | Non
     """Replace what the loop knows of a job; returns it with its new version.
 
     Raises:
-        Stale: the stored job or attempt is not in the state `old` has.
+        Stale: the stored job or attempt is not in the state `old` has, or a cancel was asked since; it would otherwise
+            end as if nobody had asked.
     """
+    asked = JobTable.cancel_asked_at.is_not(None)
     statement = (
         update(JobTable)
-        .where(JobTable.id == old.id, JobTable.state == old.state)
+        .where(JobTable.id == old.id, JobTable.state == old.state, asked.is_(old.cancel_asked_at is not None))
         .values(
             state=new.state,
             reason=new.reason,

@@ -181,7 +181,8 @@ def test_a_missing_parent_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         write_checkpoint(
             tmp_path / "absent",
-            0,
+            "0",
+            epoch=0,
             config=DRAFTER,
             tensors=drafter_tensors(),
             optimizer_state={},

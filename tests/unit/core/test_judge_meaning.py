@@ -235,7 +235,7 @@ def test_the_stage_reports_and_fails(tmp_path: Path, checkpoint: Path) -> None:
         out = tmp_path / f"out{number}"
         out.mkdir()
         events = EventWriter(out / "events.jsonl")
-        return out, events, StageContext("job", ValidateParams(checkpoint=str(path)), out, events)
+        return out, events, StageContext("job", ValidateParams(checkpoint=str(path)), out, events, out / "control")
 
     out, events, context = run(checkpoint, 0)
     assert validate.run(context).data["verdict"] == "valid"

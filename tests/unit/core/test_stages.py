@@ -39,7 +39,9 @@ class Bench:
         told = {name: str(value) if isinstance(value, Path) else value for name, value in params.items()}
         try:
             order = STAGES[stage](**told)
-            result = importlib.import_module(f"worker.stages.{stage}").run(StageContext("job", order, output, events))
+            result = importlib.import_module(f"worker.stages.{stage}").run(
+                StageContext("job", order, output, events, output / "control")
+            )
         finally:
             events.close()
         assert isinstance(result, StageResult)

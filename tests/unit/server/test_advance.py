@@ -66,6 +66,7 @@ def look(job, **seen):
         (RUNNING, [], End(None, other_host="elsewhere"), "failed", Reason.WORKER_LOST),
         (RUNNING, [RESULT], End(None), "succeeded", None),
         (RUNNING, [], End(ExitRecord(code=1), any_event=False), "failed", Reason.SPAWN_FAILED),
+        (RUNNING, [], End(ExitRecord(code=8), any_event=False), "failed", Reason.DISK_FULL),
     ],
 )
 def test_ends(job, events, end, state, reason):

@@ -109,6 +109,24 @@ def test_writes_are_guarded_by_the_state_they_were_read_in(database):
     assert (saved.version, saved.health) == (started.version + 1, "ok")
 
 
+def test_a_cancel_that_comes_while_an_end_is_judged_is_not_lost(database):
+    with database.write() as session:
+        queries.insert_jobs(session, [new_job("a")])
+    with database.read() as session:
+        [a] = queries.unfinished_jobs(session)
+    with database.write() as session:
+        started = queries.begin_attempt(session, a, NOW)
+    with database.write() as session:
+        assert queries.ask_cancel(session, "a", 5.0, NOW)
+    ended = replace(started, state=JobState.FAILED, ended_at=NOW, reason="preempted")
+    with pytest.raises(queries.Stale), database.write() as session:
+        queries.save(session, started, ended)
+    with database.read() as session:
+        fresh = queries.get_job(session, "a")
+    with database.write() as session:
+        assert queries.save(session, fresh, replace(fresh, state=JobState.CANCELLED)).state == JobState.CANCELLED
+
+
 def test_snapshots_never_go_back(database):
     with database.write() as session:
         queries.insert_jobs(session, [new_job("a"), new_job("b")])

@@ -1,6 +1,8 @@
 """Events add up to a status."""
 
+import errno
 import json
+import os
 from datetime import UTC, datetime
 
 import pytest
@@ -8,7 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle3_core.contract.events import EventWriter
-from server.domain.progress import MAX_WARNINGS, Status, add_warning, begin_attempt, end_attempt, fold, read_line
+from eagle3_core.contract.jobdir import MAX_LINE_BYTES, complete_lines
+from server.domain.progress import (
+    MAX_EVENT_BYTES,
+    MAX_WARNINGS,
+    Status,
+    add_warning,
+    begin_attempt,
+    end_attempt,
+    fold,
+    read_line,
+)
 
 TIME = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -101,3 +113,46 @@ def test_what_the_writer_writes_is_read_back_as_json(tmp_path_factory, data, los
         assert read is not None
         assert json.loads(read[1]) == json.loads(line)
         Status.model_validate_json(fold(Status(), read[0]).model_dump_json())
+
+
+def test_a_line_larger_than_any_event_is_none_and_a_long_warning_is_cut():
+    line = {
+        "seq": 1,
+        "time": "2026-01-01T00:00:00Z",
+        "boottime_s": 1.0,
+        "type": "phase",
+        "phase": "x" * MAX_EVENT_BYTES,
+    }
+    assert read_line(json.dumps(line).encode()) is None
+    [warning] = add_warning(Status(), "code", "y" * 10_000, TIME).warnings
+    assert len(warning.message) == 2000
+
+
+def test_a_line_without_an_end_is_read_in_pieces(tmp_path):
+    file = tmp_path / "events.jsonl"
+    with file.open("wb") as events:
+        events.truncate(MAX_LINE_BYTES + 5)
+        events.seek(0, 2)
+        events.write(b"\n{}\n")
+    [(end, piece)] = complete_lines(file, 0)
+    assert end == len(piece) == MAX_LINE_BYTES
+    assert complete_lines(file, end) == [(end + 6, b"\0" * 5), (end + 9, b"{}")]
+
+
+def test_an_event_that_a_full_disk_took_half_of_leaves_nothing_behind(tmp_path, monkeypatch):
+    file = tmp_path / "events.jsonl"
+    writer = EventWriter(file)
+    writer.write("heartbeat")
+    whole = os.write
+
+    def half(descriptor, data):
+        whole(descriptor, data[:7])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("eagle3_core.contract.events.os.write", half)
+    with pytest.raises(OSError, match="No space"):
+        writer.write("heartbeat")
+    monkeypatch.undo()
+    writer.write("heartbeat")
+    writer.close()
+    assert [json.loads(line)["seq"] for line in file.read_bytes().splitlines()] == [1, 2]

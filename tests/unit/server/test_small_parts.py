@@ -1,13 +1,15 @@
 """Ids, settings, host names, login codes, paths: small parts with sharp edges."""
 
+import errno
 import socket
 from datetime import timedelta
 
 import pytest
 
+from eagle3_core.contract.jobdir import JobDir
 from server.api.access import host_name
 from server.api.pages import WEB
-from server.app import _listen, is_loopback
+from server.app import _listen, is_loopback, serve
 from server.db.engine import Database
 from server.db.migrate import upgrade
 from server.domain.ids import is_job_id, new_job_id
@@ -15,6 +17,7 @@ from server.errors import StartupError
 from server.services import auth
 from server.services.auth import Gate, read_or_make_token
 from server.services.observer import last_words
+from server.services.records import order_stop
 from server.services.runtime import Runtime
 from server.settings import Settings, unknown_variables, worker_environment
 from server.system import clock, locks
@@ -127,3 +130,25 @@ def test_last_words(tmp_path):
     assert last_words(log) == "red \ufffd end"
     log.write_bytes(b"x" * 100_000)
     assert last_words(log) == "x" * 300
+
+
+def test_a_state_directory_that_cannot_be_used_is_said_in_a_line(tmp_path):
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "eyas.db").write_bytes(b"garbage" * 1000)
+    for name, said in (("file", "File exists"), ("damaged", "not a database")):
+        with pytest.raises(StartupError, match=said):
+            serve(Settings(state=tmp_path / name, port=0))
+    (tmp_path / "token").write_bytes(b"\xff" * 40)
+    with pytest.raises(StartupError, match="holds no token"):
+        read_or_make_token(tmp_path / "token")
+
+
+def test_on_a_full_disk_an_empty_file_is_the_order_to_stop(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    job = JobDir(tmp_path / "j")
+    monkeypatch.setattr("server.services.records.write_json", full)
+    order_stop(job, 3.0)
+    assert job.cancel.read_bytes() == b""

@@ -1,0 +1,121 @@
+"""Stopping anywhere and going on: same data, same noise, same schedule, nothing trained twice."""
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from eagle3_core.contract.events import EventWriter
+from eagle3_core.contract.params import TrainParams
+from tests import tiny
+from worker.context import StageContext, StageResult, Stopped
+from worker.stages import train
+
+
+class StopAtLook(threading.Event):
+    """A stop that comes at the n-th time somebody looks for one."""
+
+    def __init__(self, looks: int) -> None:
+        super().__init__()
+        self.left = looks
+
+    def is_set(self) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+
+@pytest.fixture
+def inputs(tmp_path: Path) -> dict[str, Any]:
+    return tiny.make_training_inputs(tmp_path, rows=8) | {"seed": 3}
+
+
+def run(inputs: dict[str, Any], output: Path, stop: threading.Event | None = None) -> StageResult:
+    """One attempt of a train job."""
+    output.mkdir(exist_ok=True)
+    control = output.with_name(f"{output.name}-control")
+    control.mkdir(exist_ok=True)
+    number = len(list(output.parent.glob(f"{output.name}-events-*")))
+    events = EventWriter(output.parent / f"{output.name}-events-{number}")
+    context = StageContext("job", TrainParams(**inputs), output, events, control, stop or threading.Event())
+    try:
+        return train.run(context)
+    finally:
+        events.close()
+
+
+def events_of(output: Path, attempt: int, kind: str) -> list[dict[str, Any]]:
+    lines = (output.parent / f"{output.name}-events-{attempt}").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if event["type"] == kind]
+
+
+def weights(output: Path, name: str) -> dict[str, torch.Tensor]:
+    return load_file(output / name / "model.safetensors")
+
+
+# 6 training rows and 2 for validation an epoch: one look after each step, one before and one after each row validated.
+@pytest.mark.parametrize("looks", [0, 3, 5, 6, 7, 8, 9, 11])
+def test_a_run_that_was_stopped_ends_as_if_it_had_not_been(tmp_path: Path, inputs: dict[str, Any], looks: int) -> None:
+    whole = run(inputs, tmp_path / "whole")
+    parts = tmp_path / "parts"
+    with pytest.raises(Stopped):
+        run(inputs, parts, StopAtLook(looks))
+    saved = [path.name for path in parts.iterdir() if path.name.startswith("step_")]
+    assert len(saved) == 1
+    rest = run(inputs, parts)
+    assert sorted(path.name for path in parts.iterdir()) == ["0", "1"], "what was saved within an epoch is needless now"
+    assert rest.data["steps"] == whole.data["steps"] == 12
+    rows = [epoch["train"]["rows"] for epoch in whole.data["epochs"]]
+    told = [e["train"]["rows"] for attempt in (0, 1) for e in events_of(parts, attempt, "epoch")]
+    assert told == rows
+    ours, theirs = weights(parts, "1"), weights(tmp_path / "whole", "1")
+    for name, tensor in theirs.items():
+        # Weights come back from bfloat16, so the last digits differ.
+        assert torch.allclose(ours[name].float(), tensor.float(), rtol=0.05, atol=0.01), name
+    resumed = next(e for e in events_of(parts, 1, "report") if e["title"] == "resumed")
+    assert resumed["data"]["step"] == int(saved[0].removeprefix("step_"))
+
+
+def test_another_order_of_the_data_would_be_noticed(tmp_path: Path, inputs: dict[str, Any]) -> None:
+    run(inputs, tmp_path / "a")
+    run(inputs | {"seed": 4}, tmp_path / "b")
+    a, b = weights(tmp_path / "a", "1"), weights(tmp_path / "b", "1")
+    assert not torch.allclose(a["fc.weight"].float(), b["fc.weight"].float(), rtol=0.05, atol=0.01)
+
+
+def test_a_cancel_that_does_not_want_the_work_leaves_none(tmp_path: Path, inputs: dict[str, Any]) -> None:
+    (tmp_path / "out-control").mkdir()
+    (tmp_path / "out-control" / "cancel.json").write_text('{"grace_s": 30, "checkpoint": false}')
+    with pytest.raises(Stopped):
+        run(inputs, tmp_path / "out", StopAtLook(3))
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_damaged_checkpoint_is_passed_over_by_name(tmp_path: Path, inputs: dict[str, Any]) -> None:
+    output = tmp_path / "out"
+    run(inputs | {"epochs": 1}, output)
+    with pytest.raises(Stopped):
+        run(inputs, output, StopAtLook(2))
+    [within] = [path for path in output.iterdir() if path.name.startswith("step_")]
+    file = within / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 0xFF
+    file.write_bytes(data)
+    result = run(inputs, output)
+    assert result.data["steps"] == 12
+    [warning] = events_of(output, 2, "warning")
+    assert warning["code"] == "checkpoint_passed_over"
+    assert within.name in warning["message"]
+    assert sorted(path.name for path in output.iterdir()) == ["0", "1", f"{within.name}.unsound"]
+
+
+def test_checkpoints_within_an_epoch_when_due_and_when_asked_for(tmp_path: Path, inputs: dict[str, Any]) -> None:
+    (tmp_path / "out-control").mkdir()
+    (tmp_path / "out-control" / "checkpoint.json").write_text('{"id": "a"}')
+    run(inputs | {"save_steps": 4}, tmp_path / "out")
+    told = [Path(event["path"]).name for event in events_of(tmp_path / "out", 0, "checkpoint")]
+    assert told == ["step_1", "step_5", "0", "step_10", "1"]
+    assert {event["verdict"] for event in events_of(tmp_path / "out", 0, "verdict")} == {"valid"}

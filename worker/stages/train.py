@@ -1,25 +1,23 @@
 """train: hidden states -> an EAGLE-3 drafter; one judged checkpoint an epoch."""
 
-import shutil
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from eagle3_core.checkpoint.format import DrafterSource, write_checkpoint
-from eagle3_core.checkpoint.judge import Verdict, judge
+from eagle3_core.checkpoint.format import DrafterSource
+from eagle3_core.checkpoint.judge import judge
 from eagle3_core.contract.params import TrainParams
-from eagle3_core.contract.verifier_files import VerifierFiles, config_fingerprint, read_verifier_files
+from eagle3_core.contract.verifier_files import config_fingerprint, read_verifier_files
 from eagle3_core.data.prepared import MANIFEST, load_manifest
 from eagle3_core.data.split import split_by_prompt
 from eagle3_core.data.store import HiddenStateStore
-from eagle3_core.errors import BadData, CheckpointError, InvalidCheckpoint
-from eagle3_core.model.drafter import Eagle3Drafter
-from eagle3_core.training.resume import WITHIN_EPOCH, checkpoints, describe_position, find_latest, restore
+from eagle3_core.errors import BadData, CheckpointError
+from eagle3_core.training.resume import WITHIN_EPOCH, find_latest, restore
 from eagle3_core.training.setup import (
-    Shape,
     build_drafter,
     choose_vocab_map,
     make_target_head,
@@ -29,6 +27,7 @@ from eagle3_core.training.setup import (
 from eagle3_core.training.trainer import StepReport, Trainer
 from eagle3_core.training.ttt import counted_rows
 from eagle3_core.verifier.tensors import load_verifier_weights
+from worker.checkpoints import CheckpointKeeper
 from worker.context import StageContext, StageResult, Stopped
 from worker.device import pick_device
 
@@ -40,15 +39,10 @@ class Run:
     """Everything one training run holds."""
 
     params: TrainParams
-    files: VerifierFiles
-    shape: Shape
-    drafter: Eagle3Drafter
     trainer: Trainer
+    keeper: CheckpointKeeper
     train_samples: int
-    val_samples: int
-    previous: Path | None = None
     saved_for: str | None = None
-    saved_step: int = 0
 
 
 def run(context: StageContext) -> StageResult:
@@ -57,22 +51,31 @@ def run(context: StageContext) -> StageResult:
     assert isinstance(params, TrainParams)
     context.phase("loading")
     training = _set_up(context, params)
-    trainer = training.trainer
-    _go_on(context, training)
+    with closing(training.keeper):
+        _go_on(context, training)
+        epochs = _train(context, training)
+        training.keeper.finish()
+    checkpoint = str(training.keeper.latest)
+    data = {"epochs": epochs, "checkpoint": checkpoint, "steps": training.trainer.step}
+    return StageResult(data, {"checkpoint": checkpoint})
+
+
+def _train(context: StageContext, training: Run) -> list[dict[str, Any]]:
+    """Every epoch that is left; returns their metrics. A stop is obeyed between steps, with the work saved."""
+    trainer, keeper = training.trainer, training.keeper
     epochs: list[dict[str, Any]] = []
-    while trainer.position.epoch < params.epochs:
+    while trainer.position.epoch < training.params.epochs:
         try:
-            metrics = _one_epoch(context, training)
+            epochs.append(_one_epoch(context, training))
         except Stopped:
             if context.save_when_stopped():
-                _save_and_judge(context, training, f"{WITHIN_EPOCH}{trainer.step}")
+                keeper.save(f"{WITHIN_EPOCH}{trainer.step}", trainer)
+                keeper.finish(stop_on_invalid=False)
             raise
         name = str(trainer.position.epoch)
         trainer.next_epoch()
-        metrics["verdict"] = _save_and_judge(context, training, name).verdict
-        epochs.append(metrics)
-    data = {"epochs": epochs, "checkpoint": str(training.previous), "steps": trainer.step}
-    return StageResult(data, {"checkpoint": str(training.previous)})
+        keeper.save(name, trainer)
+    return epochs
 
 
 def _go_on(context: StageContext, training: Run) -> None:
@@ -84,7 +87,7 @@ def _go_on(context: StageContext, training: Run) -> None:
         context.warn("checkpoint_passed_over", f"{path} is not gone on from, and renamed: {why}")
         path.rename(path.with_name(f"{path.name}.unsound"))
     restore(training.trainer, found)
-    training.previous = found.path
+    training.keeper.latest, training.keeper.latest_step = found.path, found.step
     position = training.trainer.position
     context.report(
         "resumed",
@@ -146,7 +149,7 @@ def _set_up(context: StageContext, params: TrainParams) -> Run:
         warmup=trainer.warmup,
         epochs=params.epochs,
     )
-    return Run(params, files, shape, drafter, trainer, len(train_rows), len(val_rows))
+    return Run(params, trainer, CheckpointKeeper(context, params, files, shape), len(train_rows))
 
 
 def _judge_source(context: StageContext, params: TrainParams) -> None:
@@ -269,6 +272,7 @@ class _StepReporter:
         self._tokens += report.tokens
         self._steps += 1
         self._tell(report)
+        self._training.keeper.poll()
         self._context.check_stop()
         if report.step != self._last_step:
             self._save_if_due(report.step)
@@ -276,10 +280,10 @@ class _StepReporter:
     def _save_if_due(self, step: int) -> None:
         training, every = self._training, self._params.save_steps
         asked = self._context.checkpoint_asked()
-        due = every is not None and step - training.saved_step >= every
+        due = every is not None and step - training.keeper.latest_step >= every
         if due or (asked is not None and asked != training.saved_for):
             training.saved_for = asked
-            _save_and_judge(self._context, training, f"{WITHIN_EPOCH}{step}")
+            training.keeper.save(f"{WITHIN_EPOCH}{step}", training.trainer)
             self._context.phase("training")
 
     def _tell(self, report: StepReport) -> None:
@@ -308,65 +312,3 @@ class _StepReporter:
             eta_s=round(eta, 1),
             unit="steps",
         )
-
-
-def _save_and_judge(context: StageContext, training: Run, name: str) -> Verdict:
-    """Write a checkpoint, judge it, and remove those within epochs that it makes needless."""
-    if (existing := context.output_dir / name).exists():
-        # Stopped again at the very step it had gone on from: the state is on disk already.
-        return judge(existing)
-    context.phase("saving")
-    path = _save(context, training, name)
-    context.phase("judging")
-    verdict = _judge(context, training.params, path, training.previous)
-    training.previous, training.saved_step = path, training.trainer.step
-    if verdict.usable:
-        for _, older, _ in checkpoints(context.output_dir):
-            if older.name.startswith(WITHIN_EPOCH) and older != path:
-                shutil.rmtree(older)
-    return verdict
-
-
-def _save(context: StageContext, training: Run, name: str) -> Path:
-    """Write a checkpoint and say so."""
-    params, files, trainer = training.params, training.files, training.trainer
-    epoch = int(name) if name.isdigit() else trainer.position.epoch
-    path = write_checkpoint(
-        context.output_dir,
-        name,
-        epoch=epoch,
-        config=training.shape.config,
-        tensors=training.drafter.state_dict(),
-        optimizer_state=trainer.optimizer.state_dict(),
-        scheduler_state=trainer.scheduler.state_dict(),
-        verifier_name=params.verifier,
-        verifier_architectures=list(files.architectures),
-        speculative_tokens=params.speculative_tokens,
-        step=trainer.step,
-        extra={
-            "overrides": training.shape.overrides,
-            "finetune_from": params.finetune_from,
-            "position": describe_position(trainer.position),
-        },
-    )
-    size = sum(file.stat().st_size for file in path.iterdir())
-    context.events.write("checkpoint", path=str(path), epoch=epoch, step=trainer.step, bytes=size)
-    print(f"checkpoint {path}: {size / 1e6:.1f} MB", flush=True)
-    return path
-
-
-def _judge(context: StageContext, params: TrainParams, path: Path, previous: Path | None) -> Verdict:
-    """Judge what was just written; an invalid checkpoint ends the job unless it was asked to go on."""
-    started = time.monotonic()
-    verdict = judge(path, previous=previous, verifier=Path(params.verifier))
-    seconds = time.monotonic() - started
-    findings = [finding.to_dict() for finding in verdict.findings]
-    context.events.write(
-        "verdict", path=str(path), verdict=verdict.verdict, findings=findings, seconds=round(seconds, 3)
-    )
-    print(f"verdict on {path.name}: {verdict.verdict}", flush=True)
-    if not verdict.usable:
-        if params.on_invalid_checkpoint == "stop":
-            raise InvalidCheckpoint(f"checkpoint {path} is {verdict.verdict}: {verdict.errors()}")
-        context.warn("invalid_checkpoint", f"{path}: {verdict.errors()}")
-    return verdict

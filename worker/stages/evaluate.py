@@ -69,11 +69,10 @@ def run(context: StageContext) -> StageResult:
 
     data = totals.to_dict()
     write_json(context.output_dir / "acceptance.json", data)
-    context.report(
-        "acceptance length",
-        f"{data['tau_decoding']:.3f} by decoding, {data['tau_walk']:.3f} by walk; "
+    print(
+        f"acceptance length: {data['tau_decoding']:.3f} by decoding, {data['tau_walk']:.3f} by walk; "
         f"{data['prompts_identical']} of {data['prompts_decoded']} texts identical",
-        **data,
+        flush=True,
     )
     if params.min_acceptance_length is not None and data["tau_decoding"] < params.min_acceptance_length:
         raise GateNotMet(

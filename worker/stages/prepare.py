@@ -121,10 +121,9 @@ def _write(
         "vocab_coverage": manifest.vocab_coverage,
         "dropped": dropped,
     }
-    context.report(
-        "prepared",
+    print(
         f"{len(rows)} rows, {manifest.tokens} tokens, {len(supervised)} supervised; the draft vocabulary of "
         f"{params.draft_vocab_size} covers {vocab_map.coverage:.2%} of them",
-        **data,
+        flush=True,
     )
     return StageResult(data, {"prepared": str(context.output_dir)})

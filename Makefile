@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STATE  ?=
 
-.PHONY: setup check test interop slow serve demo migrate clean
+.PHONY: setup check test interop slow chaos serve demo migrate clean
 .DEFAULT_GOAL := test
 
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -29,6 +29,9 @@ slow: setup  ## tests that take minutes
 
 interop: setup  ## against the peers' own code, in a venv of their own
 	$(BIN)/python -P -m pytest -m interop
+
+chaos: setup  ## 200 rounds of kills, lost answers and clock jumps; the last line is JSON
+	$(BIN)/python -m tests.chaos $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SEED),--seed $(SEED))
 
 serve: setup  ## start the daemon: make serve STATE=DIR
 	$(BIN)/eyas serve $(if $(STATE),--state $(STATE))

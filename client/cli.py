@@ -81,6 +81,7 @@ def submit(
     file: Annotated[Path, typer.Argument(help="a job or a chain as JSON; - reads standard input")],
     state: State = None,
     as_json: Json = False,
+    key: Annotated[str | None, typer.Option(help="repeating the command with it stores nothing twice")] = None,
 ) -> None:
     """Submit a job or a chain of jobs."""
     try:
@@ -88,7 +89,7 @@ def submit(
     except (OSError, ValueError) as error:
         raise fail(f"{file}: {error}") from None
     with connected(state) as client:
-        jobs = client.submit(request)
+        jobs = client.submit(request, key)
     if as_json:
         show_json({"jobs": jobs})
         return
@@ -146,14 +147,71 @@ def log(
 
 @app.command()
 def cancel(
-    job_id: str,
+    job_id: Annotated[str | None, typer.Argument(show_default=False)] = None,
     state: State = None,
-    grace: Annotated[float | None, typer.Option(help="seconds before it is killed")] = None,
+    grace: Annotated[float | None, typer.Option(min=0, help="seconds before it is killed")] = None,
+    checkpoint: Annotated[bool, typer.Option(help="a training saves before it stops")] = True,
+    local: Annotated[Path | None, typer.Option(help="job directory; works while the daemon is down")] = None,
 ) -> None:
     """Stop a job."""
+    if (job_id is None) == (local is None):
+        raise fail("name a job, or its directory with --local")
+    if local is not None:
+        _cancel_local(local, grace, checkpoint)
+        return
     with connected(state) as client:
-        answer = client.cancel(job_id, grace)
+        answer = client.cancel(str(job_id), grace, checkpoint)
     typer.echo(f"{answer['id']}  {answer['state']}")
+
+
+def _cancel_local(directory: Path, grace: float | None, checkpoint: bool) -> None:
+    """Write the order a running shim looks for, and a daemon that starts later."""
+    from eagle3_core.contract.exits import DEFAULT_GRACE_S
+    from eagle3_core.contract.jobdir import JobDir, write_json
+
+    job = JobDir(directory)
+    if not job.spec.is_file():
+        raise fail(f"{directory} is not a job directory: it holds no {job.spec.name}")
+    try:
+        write_json(job.cancel, {"grace_s": DEFAULT_GRACE_S if grace is None else grace, "checkpoint": checkpoint})
+    except OSError as error:
+        raise fail(f"{job.cancel} cannot be written: {error}") from None
+    typer.echo(f"{job.path.absolute().name}  cancel asked in {job.cancel}")
+
+
+@app.command()
+def pause(
+    job_id: str,
+    state: State = None,
+    grace: Annotated[float | None, typer.Option(min=0, help="seconds before it is killed")] = None,
+) -> None:
+    """Stop a job, a training with a checkpoint, until it is resumed."""
+    with connected(state) as client:
+        answer = client.pause(job_id, grace)
+    typer.echo(f"{answer['id']}  {answer['state']}")
+
+
+@app.command()
+def resume(job_id: str, state: State = None) -> None:
+    """Have a paused job go on."""
+    with connected(state) as client:
+        answer = client.resume(job_id)
+    typer.echo(f"{answer['id']}  {answer['state']}")
+
+
+@app.command("checkpoint-now")
+def checkpoint_now(job_id: str, state: State = None) -> None:
+    """Have a running training save and judge a checkpoint at its next step."""
+    with connected(state) as client:
+        answer = client.checkpoint_now(job_id)
+    typer.echo(f"{answer['id']}  asked ({answer['request']})")
+
+
+@app.command()
+def stack(job_id: str, state: State = None) -> None:
+    """Print the stacks of every thread of a running job's processes."""
+    with connected(state) as client:
+        typer.echo(client.stack(job_id), nl=False)
 
 
 @app.command()

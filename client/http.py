@@ -75,7 +75,12 @@ class JobView(JobRow):
     params: dict[str, Any]
     output_dir: str
     depends_on: list[str]
+    retry: dict[str, Any]
+    max_seconds: float | None
+    on_stall: str
     attempt: int | None
+    pause_asked_at: str | None
+    cancel_asked_at: str | None
     last_seq: int
     last_event_at: str | None
     version: int
@@ -154,9 +159,10 @@ class EyasClient:
         """Close the connections."""
         self._http.close()
 
-    def submit(self, request: dict[str, Any]) -> list[SubmittedJob]:
-        """Store a job, or a chain {"jobs": [...]}."""
-        return cast("list[SubmittedJob]", self._json("POST", "/jobs", request)["jobs"])
+    def submit(self, request: dict[str, Any], key: str | None = None) -> list[SubmittedJob]:
+        """Store a job, or a chain {"jobs": [...]}; with a `key` it may be repeated and is stored once."""
+        headers = None if key is None else {"Idempotency-Key": key}
+        return cast("list[SubmittedJob]", self._send("POST", "/jobs", request, headers).json()["jobs"])
 
     def jobs(self, limit: int = 100) -> list[JobRow]:
         """The newest jobs, newest first."""
@@ -184,9 +190,25 @@ class EyasClient:
         """Checkpoints with their verdicts, oldest first."""
         return cast("list[dict[str, Any]]", self._json("GET", f"/jobs/{job_id}/checkpoints")["checkpoints"])
 
-    def cancel(self, job_id: str, grace_s: float | None = None) -> dict[str, Any]:
-        """Have a job stopped."""
-        return self._json("POST", f"/jobs/{job_id}/cancel", {} if grace_s is None else {"grace_s": grace_s})
+    def cancel(self, job_id: str, grace_s: float | None = None, checkpoint: bool = True) -> dict[str, Any]:
+        """Have a job stopped; a training saves first unless `checkpoint` is false."""
+        return self._json("POST", f"/jobs/{job_id}/cancel", {"grace_s": grace_s, "checkpoint": checkpoint})
+
+    def pause(self, job_id: str, grace_s: float | None = None) -> dict[str, Any]:
+        """Have a job stopped until it is resumed."""
+        return self._json("POST", f"/jobs/{job_id}/pause", {"grace_s": grace_s})
+
+    def resume(self, job_id: str) -> dict[str, Any]:
+        """Have a paused job go on."""
+        return self._json("POST", f"/jobs/{job_id}/resume")
+
+    def checkpoint_now(self, job_id: str) -> dict[str, Any]:
+        """Have a running training save."""
+        return self._json("POST", f"/jobs/{job_id}/checkpoint")
+
+    def stack(self, job_id: str) -> str:
+        """Stacks of every thread of a running job's processes."""
+        return self._send("GET", f"/jobs/{job_id}/stack").text
 
     def login_link(self) -> str:
         """An address that signs a browser in, once."""
@@ -199,7 +221,9 @@ class EyasClient:
     def _json(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         return cast("dict[str, Any]", self._send(method, path, body).json())
 
-    def _send(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
+    def _send(
+        self, method: str, path: str, body: dict[str, Any] | None = None, headers: dict[str, str] | None = None
+    ) -> httpx.Response:
         """Ask.
 
         Raises:
@@ -207,7 +231,7 @@ class EyasClient:
             Unreachable: nobody listens, or the connection broke.
         """
         try:
-            answer = self._http.request(method, path, json=body)
+            answer = self._http.request(method, path, json=body, headers=headers)
         except httpx.TransportError as error:
             raise Unreachable(f"{self.url} does not answer: {error}") from error
         if answer.is_success:

@@ -8,6 +8,7 @@ ServiceError                what a client is told, as problem+json
 |- TooLarge           413
 |- NotJson            415
 |- Invalid            422   with one entry per field
+|- KeyReused          422   an Idempotency-Key that came with another body before
 |- Unavailable        503   the database cannot be used at the moment
 StartupError                what the operator is told when the daemon cannot start
 """
@@ -103,6 +104,14 @@ class Invalid(ServiceError):
         count = len(errors) if count is None else count
         more = f" (and {count - 1} more)" if count > 1 else ""
         return cls(f"{errors[0].pointer or 'body'}: {errors[0].message}{more}", errors)
+
+
+class KeyReused(ServiceError):
+    """An Idempotency-Key that came with another body before."""
+
+    status = 422
+    kind = "idempotency-key-reused"
+    title = "Idempotency-Key was used for another request"
 
 
 class Unavailable(ServiceError):

@@ -12,9 +12,16 @@ from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from eagle3_core.contract.exits import DEFAULT_GRACE_S
-from eagle3_core.contract.jobdir import JOB_ID_VARIABLE, LOCK_FD_VARIABLE, OUTPUT_DIR_VARIABLE
+from eagle3_core.contract.jobdir import (
+    JOB_ID_VARIABLE,
+    LOCK_FD_VARIABLE,
+    MAX_SECONDS_VARIABLE,
+    OUTPUT_DIR_VARIABLE,
+)
 
-_OTHERS = frozenset({"EYAS_URL", "EYAS_TOKEN", JOB_ID_VARIABLE, LOCK_FD_VARIABLE, OUTPUT_DIR_VARIABLE})
+_OTHERS = frozenset(
+    {"EYAS_URL", "EYAS_TOKEN", JOB_ID_VARIABLE, LOCK_FD_VARIABLE, OUTPUT_DIR_VARIABLE, MAX_SECONDS_VARIABLE}
+)
 """Variables with our prefix that are read by the client or handed to workers."""
 
 
@@ -33,6 +40,13 @@ class Settings(BaseSettings):
     max_running: int = Field(1, ge=1, description="jobs that run at the same time")
     grace_s: float = Field(DEFAULT_GRACE_S, ge=0, description="seconds a cancelled stage has to put its work down")
     quiet_after_s: float = Field(60.0, gt=0, description="seconds without an event that make `health` quiet")
+    stall_factor: float = Field(
+        20.0, ge=1, description="a job is stalled after this many times its median time between progress events"
+    )
+    stall_after_s: float = Field(120.0, gt=0, description="seconds, the least that is waited for progress")
+    stall_silent_after_s: float = Field(
+        1800.0, gt=0, description="seconds, the same for phases without progress, such as loading and validating"
+    )
     session_hours: float = Field(12.0, gt=0, description="life of a browser session")
     login_minutes: float = Field(10.0, gt=0, description="life of a login link")
 
@@ -88,8 +102,10 @@ def unknown_variables() -> list[str]:
     return warnings
 
 
-def worker_environment(job_id: str, lock_fd: int) -> dict[str, str]:
-    """The environment of a job: the daemon's own without its settings, and the job's mark."""
+def worker_environment(job_id: str, lock_fd: int, max_seconds: float | None = None) -> dict[str, str]:
+    """The environment of a job: the daemon's own without its settings, the job's mark, and how long it may take."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("EYAS_")}
     own = {JOB_ID_VARIABLE: job_id, LOCK_FD_VARIABLE: str(lock_fd), "PYTHONUNBUFFERED": "1"}
+    if max_seconds is not None:
+        own[MAX_SECONDS_VARIABLE] = repr(max_seconds)
     return {**inherited, **own}

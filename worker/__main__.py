@@ -2,7 +2,8 @@
 
     daemon --spawns--> shim (python -P -m worker ATTEMPT_DIR) --spawns--> stage (python -P -m worker.run ATTEMPT_DIR)
 
-It needs no daemon: whoever writes control/cancel.json has the stage stopped. It makes process.json before the stage
+It needs no daemon: whoever writes cancel.json, pause.json or stop.json into control/ has the stage stopped, and so does
+the time limit. It makes process.json before the stage
 exists (from then on the attempt counts as begun), and exit.json when stage and everything it left behind are gone.
 """
 
@@ -25,13 +26,17 @@ from eagle3_core.contract.exits import DEFAULT_GRACE_S
 from eagle3_core.contract.identity import boot_id, host_id, pid_namespace, start_ticks
 from eagle3_core.contract.jobdir import (
     LOCK_FD_VARIABLE,
+    MAX_SECONDS_VARIABLE,
     AttemptDir,
     JobDir,
     fsync_directory,
     write_json,
 )
+from worker import stacks
+from worker.evidence import KernelLog, oom_counter, oom_kills, others_in_group, shared_memory_free
 
 PR_SET_CHILD_SUBREAPER = 36
+CANCEL = "cancel"
 POLL_S = 0.2
 LEFT_BEHIND_GRACE_S = 1.0
 EXIT_BYTES = 4096
@@ -70,20 +75,26 @@ class ExitRecord:
 class Shim:
     """One stage's life, from its start to its record."""
 
-    def __init__(self, attempt: AttemptDir, job: JobDir, lock_fd: int | None) -> None:
+    def __init__(self, attempt: AttemptDir, job: JobDir, lock_fd: int | None, max_seconds: float | None = None) -> None:
         self.attempt = attempt
         self.job = job
         self.lock_fd = lock_fd
         self.job_id = job.path.name
+        self.max_seconds = max_seconds
         self.stop_asked: str | None = None
-        self.stop_at: float | None = None
-        self.grace_s = DEFAULT_GRACE_S
+        self.kill_at: dict[str, tuple[float, float]] = {}
         self.killed = False
         self.signalled = False
         self.status: int | None = None
         self.usage: resource.struct_rusage | None = None
         self.started = (utc_now(), boottime())
         self.exit = ExitRecord(attempt.exit)
+        self.stack_taken: object = None
+        self.counter = oom_counter()
+        self.oom_kills_before = oom_kills(self.counter)
+        self.kernel_log = KernelLog()
+        self.shm_free: tuple[int, int] | None = None
+        self.shm_before: tuple[int, int] | None = None
 
     def on_signal(self, _number: int, _frame: object) -> None:
         """SIGTERM to the shim means what cancel.json means."""
@@ -125,35 +136,74 @@ class Shim:
                 with contextlib.suppress(OSError):  # a full disk: no reason to leave the stage alone
                     self.describe(stage.pid)
                     described = True
+            self.look_for_stack(stage.pid)
             self.look_for_stop(stage.pid)
             select.select([descriptor], [], [], POLL_S)
+            self.look_at_shared_memory()
             self.reap(stage.pid)
-        self.record(None, self.clear_up())
+        evidence = self.evidence(stage.pid)
+        self.record(None, self.clear_up(), evidence)
+
+    def look_at_shared_memory(self) -> None:
+        """Keep the scarcer of the last two looks: what a dead process held is free again."""
+        now = shared_memory_free()
+        if now is not None:
+            self.shm_free = now if self.shm_before is None else min(now, self.shm_before)
+        self.shm_before = now
+
+    def evidence(self, stage_pid: int) -> dict[str, Any]:
+        """What the system says of the end, read before anything is cleared away."""
+        killed = self.status is not None and os.waitstatus_to_exitcode(self.status) == -signal.SIGKILL
+        after = oom_kills(self.counter)
+        before = self.oom_kills_before
+        tree = proctree.tree_of(self.job_id, os.getpid())
+        return {
+            "oom_kills": None if before is None or after is None else after - before,
+            "oom_group_shared": others_in_group(self.counter, {os.getpid(), *tree}),
+            "kernel_log": self.kernel_log.kill_of(stage_pid) if killed and not self.killed else None,
+            "shm_free_bytes": None if self.shm_free is None else self.shm_free[0],
+            "shm_total_bytes": None if self.shm_free is None else self.shm_free[1],
+        }
+
+    def look_for_stack(self, stage_pid: int) -> None:
+        """Take the stacks once for each id asked for."""
+        asked = read_order(self.job.stack).get("id")
+        if asked is None or asked == self.stack_taken:
+            return
+        self.stack_taken = asked
+        pids = proctree.tree_of(self.job_id, os.getpid())
+        with contextlib.suppress(OSError):
+            stacks.take(stage_pid, pids, self.attempt.stacks, str(asked)[:100], utc_now())
 
     def look_for_stop(self, stage_pid: int) -> None:
-        """Obey a stop that was asked for, and end the whole tree when its grace is over."""
-        if self.stop_asked is None:
-            order = self.order()
-            if order is None and not self.signalled:
-                return
-            self.stop_asked = "cancel" if order is not None else "signal"
-            self.grace_s = DEFAULT_GRACE_S if order is None else order
-            self.stop_at = boottime()
-            # Only the stage itself: it saves its work and ends its own helpers; data loaders that died first would
-            # make an ordinary stop look like a crash.
-            proctree.send(stage_pid, signal.SIGTERM, lambda pid: self.status is None)
-        elif self.stop_at is not None and boottime() - self.stop_at >= self.grace_s:
+        """Obey a stop that was asked for, and end the whole tree when the shortest grace given is over."""
+        now = boottime()
+        for why, grace_s in self.orders(now):
+            since, _ = self.kill_at.get(why, (now, grace_s))
+            self.kill_at[why] = (since, grace_s)
+            if self.stop_asked is None:
+                # Only the stage itself: it saves its work and ends its own helpers; data loaders that died first
+                # would make an ordinary stop look like a crash.
+                proctree.send(stage_pid, signal.SIGTERM, lambda pid: self.status is None)
+            if self.stop_asked is None or why == CANCEL:
+                self.stop_asked = why
+        if any(now - since >= grace_s for since, grace_s in self.kill_at.values()):
             self.killed = True
             proctree.signal_tree(self.job_id, os.getpid(), signal.SIGKILL)
 
-    def order(self) -> float | None:
-        """The grace in cancel.json, or None while there is no such file. A broken file still is an order."""
-        if not os.path.exists(self.job.cancel):  # noqa: PTH110 - Path.exists raises some errors
-            return None
-        try:
-            return max(0.0, float(json.loads(self.job.cancel.read_bytes())["grace_s"]))
-        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
-            return DEFAULT_GRACE_S
+    def orders(self, now: float) -> list[tuple[str, float]]:
+        """(what for, grace) of every stop that is asked for; a cancel comes first."""
+        found = [(CANCEL, _grace(read_order(self.job.cancel)))] if exists(self.job.cancel) else []
+        by_policy = read_order(self.job.stop)
+        if "reason" in by_policy:
+            found.append((str(by_policy["reason"]), _grace(by_policy)))
+        elif self.max_seconds is not None and now - self.started[1] >= self.max_seconds:
+            found.append(("time_limit", DEFAULT_GRACE_S))
+        if exists(self.job.pause):
+            found.append(("pause", _grace(read_order(self.job.pause))))
+        if self.signalled:
+            found.append(("signal", DEFAULT_GRACE_S))
+        return found
 
     def reap(self, stage_pid: int) -> None:
         """Collect every child that has ended: the stage, and orphans that came to us as subreaper."""
@@ -182,7 +232,7 @@ class Shim:
                 break
         return left
 
-    def record(self, error: str | None, left_behind: int) -> None:
+    def record(self, error: str | None, left_behind: int, evidence: dict[str, Any] | None = None) -> None:
         """Write exit.json."""
         code = signal_name = None
         if self.status is not None:
@@ -201,8 +251,30 @@ class Shim:
                 "ended_at": utc_now(),
                 "seconds": round(boottime() - self.started[1], 3),
                 "rusage": None if self.usage is None else _usage(self.usage),
+                **(evidence or {}),
             }
         )
+
+
+def exists(path: Path) -> bool:
+    """Whether there is such a file; trouble with looking means no."""
+    return os.path.exists(path)  # noqa: PTH110 - Path.exists raises some errors
+
+
+def read_order(path: Path) -> dict[str, Any]:
+    """What a command file says; a broken one still is a command, and says nothing more."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _grace(order: dict[str, Any]) -> float:
+    try:
+        return max(0.0, float(order["grace_s"]))
+    except (ValueError, KeyError, TypeError, OverflowError):
+        return DEFAULT_GRACE_S
 
 
 def _signal_name(number: int) -> str:
@@ -232,7 +304,13 @@ def main(arguments: list[str]) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    shim = Shim(attempt, JobDir(attempt.path.parent.parent), None if lock_fd is None else int(lock_fd))
+    limit = os.environ.get(MAX_SECONDS_VARIABLE)
+    shim = Shim(
+        attempt,
+        JobDir(attempt.path.parent.parent),
+        None if lock_fd is None else int(lock_fd),
+        None if limit is None else float(limit),
+    )
     signal.signal(signal.SIGTERM, shim.on_signal)
     shim.run()
 

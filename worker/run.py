@@ -15,7 +15,6 @@ import sys
 import threading
 import traceback
 from pathlib import Path
-from types import FrameType
 
 from pydantic import ValidationError
 
@@ -45,6 +44,7 @@ def main(arguments: list[str]) -> int:
     keep_lock_to_this_process()
     attempt = AttemptDir(Path(arguments[0]))
     stop_requested = threading.Event()
+    answer_with_stacks(attempt)
     listen_for_stop(stop_requested)
     earlier = [attempt.path.with_name(str(number)) / "events.jsonl" for number in range(1, attempt.number)]
     events = EventWriter(attempt.events, earlier)
@@ -155,13 +155,29 @@ def keep_lock_to_this_process() -> None:
     os.register_at_fork(after_in_child=close_once)
 
 
+def answer_with_stacks(attempt: AttemptDir) -> None:
+    """SIGUSR1 appends the stacks of every thread to stacks.txt, whatever the threads are doing."""
+    with contextlib.suppress(OSError):  # a full disk is met where it matters
+        faulthandler.register(signal.SIGUSR1, file=attempt.stacks.open("a"), all_threads=True)
+
+
 def listen_for_stop(stop_requested: threading.Event) -> None:
-    """SIGTERM sets the event. By a thread: a handler that interrupts `Event.wait` could not take its lock."""
+    """SIGTERM sets the event, by a thread that the signal itself wakes.
 
-    def ask(_number: int, _frame: FrameType | None) -> None:
-        threading.Thread(target=stop_requested.set, name="stop").start()
+    A handler in Python runs when the main thread next runs Python, which may be never, and cannot take a lock it holds.
+    """
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
 
-    signal.signal(signal.SIGTERM, ask)
+    def listen() -> None:
+        while os.read(woken, 1)[0] != signal.SIGTERM:
+            pass
+        stop_requested.set()
+
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))  # a child's signals are none of ours
+    signal.signal(signal.SIGTERM, lambda _number, _frame: None)
+    threading.Thread(target=listen, name="stop", daemon=True).start()
 
 
 def start_heartbeat(events: EventWriter) -> None:
@@ -177,6 +193,9 @@ def start_heartbeat(events: EventWriter) -> None:
 
     threading.Thread(target=beat, name="heartbeat", daemon=True).start()
 
+
+if __name__ == "__mp_main__":  # a data loader worker the stage spawned
+    answer_with_stacks(AttemptDir(Path(sys.argv[1])))
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

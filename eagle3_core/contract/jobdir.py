@@ -3,13 +3,14 @@
     <state>/jobs/<id>/
       record.json          server   what the database also holds and the job cannot do without
       spec.json            server   the complete parameters; never rewritten
-      control/             server   one small file per command: cancel
+      control/             server   one small file per command: cancel, pause, stop, checkpoint, stack
       attempts/<n>/        one process life
         lock               flock taken by the server before it spawns, held on by shim and stage
         process.json       shim     who shim and stage are
         output.log         stage    its stdout and stderr
         events.jsonl       stage    one JSON object a line
         exit.json          shim     how it ended
+        stacks.txt         both     where its processes stood when that was asked for, or it stalled
       artifacts/           outputs, unless the job has an `output_dir` of its own
 
 One writer per file. Whole files appear by temp + fsync + rename; only output.log and events.jsonl grow.
@@ -29,6 +30,9 @@ LOCK_FD_VARIABLE = "EYAS_LOCK_FD"
 
 OUTPUT_DIR_VARIABLE = "EYAS_OUTPUT_DIR"
 """Tells the program of an `external` stage where its outputs belong."""
+
+MAX_SECONDS_VARIABLE = "EYAS_MAX_SECONDS"
+"""Tells the shim how many seconds the attempt may take."""
 
 MARKER_NAME = ".eyas-job"
 """File in an output directory that says which job it belongs to."""
@@ -69,6 +73,11 @@ class AttemptDir:
         return self.path / "events.jsonl"
 
     @property
+    def stacks(self) -> Path:
+        """Where its processes stood when somebody asked, or when it stalled; written by shim and stage."""
+        return self.path / "stacks.txt"
+
+    @property
     def exit(self) -> Path:
         """Written by the shim when the stage has ended."""
         return self.path / "exit.json"
@@ -97,8 +106,28 @@ class JobDir:
 
     @property
     def cancel(self) -> Path:
-        """Its presence asks the shim to stop the stage: {"grace_s": seconds}."""
+        """Its presence asks the shim to stop the stage: {"grace_s": seconds, "checkpoint": save first}."""
         return self.control / "cancel.json"
+
+    @property
+    def pause(self) -> Path:
+        """Asks the shim to stop the stage, which saves first: {"grace_s": seconds}."""
+        return self.control / "pause.json"
+
+    @property
+    def stop(self) -> Path:
+        """Asks for a stop by policy: {"grace_s": seconds, "reason": word}."""
+        return self.control / "stop.json"
+
+    @property
+    def checkpoint(self) -> Path:
+        """Asks a training for a checkpoint now: {"id": text}, once for each id."""
+        return self.control / "checkpoint.json"
+
+    @property
+    def stack(self) -> Path:
+        """Asks the shim for the stacks of the stage: {"id": text}, once for each id."""
+        return self.control / "stack.json"
 
     @property
     def artifacts(self) -> Path:

@@ -1,9 +1,9 @@
-"""The jobs: submit, list, look at, read on, stop."""
+"""The jobs: submit, list, look at, read on, stop, pause and go on."""
 
 from datetime import datetime
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Query, Response
+from fastapi import APIRouter, Body, Header, Query, Response
 from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
@@ -12,6 +12,7 @@ from server.api.problems import Problem
 from server.domain.states import JobState
 from server.domain.view import JobList, JobView
 from server.services import jobs as service
+from server.services.stacks import take_stack
 from server.services.submission import ChainRequest, JobRequest, submit
 
 _PROBLEM = {"model": Problem, "content": {"application/problem+json": {}}}
@@ -42,6 +43,7 @@ class CancelRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     grace_s: float | None = Field(None, ge=0, le=86_400, description="seconds to put the work down before SIGKILL")
+    checkpoint: bool = Field(True, description="a training saves before it stops")
 
 
 class Cancelled(BaseModel):
@@ -50,6 +52,29 @@ class Cancelled(BaseModel):
     id: str
     state: JobState
     cancel_asked_at: datetime | None
+
+
+class PauseRequest(BaseModel):
+    """How to pause a job."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    grace_s: float | None = Field(None, ge=0, le=86_400, description="seconds to save before SIGKILL")
+
+
+class Paused(BaseModel):
+    """The job after the request; what it asks for follows."""
+
+    id: str
+    state: JobState
+    pause_asked_at: datetime | None = Field(description="null once it is resumed")
+
+
+class CheckpointAsked(BaseModel):
+    """A request for a checkpoint; the checkpoint follows."""
+
+    id: str
+    request: str = Field(description="id of the request")
 
 
 class CheckpointRow(BaseModel):
@@ -90,10 +115,25 @@ SubmitBody = Annotated[
 ]
 
 
-@router.post("", status_code=201, operation_id="submitJobs")
-def post_jobs(context: Context, body: Annotated[SubmitBody, Body()], response: Response) -> Submitted:
-    """Store one job or a chain of jobs, all or nothing."""
-    jobs = submit(context.runtime, body)
+@router.post("", status_code=201, operation_id="submitJobs", responses={200: {"model": Submitted}})
+def post_jobs(
+    context: Context,
+    body: Annotated[SubmitBody, Body()],
+    response: Response,
+    idempotency_key: Annotated[
+        str | None,
+        Header(
+            min_length=1,
+            max_length=200,
+            pattern=r"^[\x20-\x7e]+$",
+            description="a request that is repeated with its key stores nothing and is answered 200 with the same jobs",
+        ),
+    ] = None,
+) -> Submitted:
+    """Store one job or a chain of jobs, all or nothing; once for each Idempotency-Key."""
+    jobs, created = submit(context.runtime, body, idempotency_key)
+    if not created:
+        response.status_code = 200
     response.headers["Location"] = f"/jobs/{jobs[0].id}"
     return Submitted(jobs=[SubmittedJob(id=job.id, name=job.name, state=job.state) for job in jobs])
 
@@ -153,10 +193,42 @@ def post_cancel(
     context: Context, job_id: str, response: Response, body: Annotated[CancelRequest | None, Body()] = None
 ) -> Cancelled:
     """Have a job stopped: 202 while it lives, 200 when it had ended."""
-    job, lives = service.ask_cancel(context.runtime, job_id, None if body is None else body.grace_s)
+    asked = body or CancelRequest()
+    job, lives = service.ask_cancel(context.runtime, job_id, asked.grace_s, asked.checkpoint)
     if not lives:
         response.status_code = 200
     return Cancelled(id=job.id, state=job.state, cancel_asked_at=job.cancel_asked_at)
+
+
+@router.post("/{job_id}/pause", status_code=202, operation_id="pauseJob", responses={409: _PROBLEM})
+def post_pause(context: Context, job_id: str, body: Annotated[PauseRequest | None, Body()] = None) -> Paused:
+    """Have a job stopped, a training with a checkpoint, until it is resumed; one that is queued is held."""
+    job = service.ask_pause(context.runtime, job_id, None if body is None else body.grace_s)
+    return Paused(id=job.id, state=job.state, pause_asked_at=job.pause_asked_at)
+
+
+@router.post("/{job_id}/resume", status_code=202, operation_id="resumeJob", responses={409: _PROBLEM})
+def post_resume(context: Context, job_id: str) -> Paused:
+    """Have a paused job go on, with another attempt, through the queue."""
+    job = service.ask_resume(context.runtime, job_id)
+    return Paused(id=job.id, state=job.state, pause_asked_at=job.pause_asked_at)
+
+
+@router.post("/{job_id}/checkpoint", status_code=202, operation_id="checkpointJob", responses={409: _PROBLEM})
+def post_checkpoint(context: Context, job_id: str) -> CheckpointAsked:
+    """Have a running training save and judge a checkpoint at its next step."""
+    return CheckpointAsked(id=job_id, request=service.ask_checkpoint(context.runtime, job_id))
+
+
+@router.get(
+    "/{job_id}/stack",
+    operation_id="getStack",
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {}}, "description": "as of now"}, 409: _PROBLEM, 503: _PROBLEM},
+)
+def get_stack(context: Context, job_id: str) -> Response:
+    """Stacks of every thread of a running job's processes, data loader workers included; takes up to 5 s."""
+    return Response(take_stack(context.runtime, job_id), media_type="text/plain; charset=utf-8")
 
 
 @router.get("/{job_id}/checkpoints", operation_id="listCheckpoints")

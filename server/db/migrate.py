@@ -1,11 +1,14 @@
 """Bring a database to the present schema; the configuration is here, there is no alembic.ini."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util.exc import CommandError
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 
 import migrations
 from server.db.engine import translated
@@ -19,6 +22,22 @@ def configuration() -> Config:
     return config
 
 
+@contextmanager
+def _without_foreign_keys(connection: Connection) -> Iterator[None]:
+    """A table that is made anew is dropped first, which with foreign keys on deletes every row that refers to it.
+
+    The pragma does nothing within a transaction, and the driver's connection has none yet.
+    """
+    driver = connection.connection.driver_connection
+    assert driver is not None
+    driver.execute("PRAGMA foreign_keys=OFF")
+    try:
+        yield
+    finally:
+        connection.rollback()
+        driver.execute("PRAGMA foreign_keys=ON")
+
+
 def upgrade(engine: Engine) -> None:
     """Run the migrations this database lacks.
 
@@ -27,7 +46,7 @@ def upgrade(engine: Engine) -> None:
         Unavailable: it is damaged, cannot be written, or the disk is full.
     """
     config = configuration()
-    with translated(), engine.connect() as connection:
+    with translated(), engine.connect() as connection, _without_foreign_keys(connection):
         present = MigrationContext.configure(connection).get_current_revision()
         if present is not None:
             try:

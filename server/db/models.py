@@ -76,6 +76,12 @@ class JobTable(Base):
     ended_at: Mapped[datetime | None]
     cancel_asked_at: Mapped[datetime | None]
     cancel_grace_s: Mapped[float | None]
+    cancel_checkpoint: Mapped[bool] = mapped_column(server_default="1")
+    pause_asked_at: Mapped[datetime | None]
+    pause_grace_s: Mapped[float | None]
+    idempotency_key: Mapped[str | None] = mapped_column(String(200), index=True)
+    body_hash: Mapped[str | None] = mapped_column(String(64))
+    policy: Mapped[dict[str, Any]] = mapped_column(server_default="{}")
     status: Mapped[str] = mapped_column(Text)
     version: Mapped[int]
 
@@ -102,6 +108,10 @@ class AttemptTable(Base):
     created_at: Mapped[datetime]
     started_at: Mapped[datetime | None]
     stop_asked_at: Mapped[datetime | None]
+    stop_for: Mapped[str | None] = mapped_column(String(40))
+    retries: Mapped[int] = mapped_column(server_default="0")
+    reason: Mapped[str | None] = mapped_column(String(40))
+    cause: Mapped[str | None] = mapped_column(Text)
     ended_at: Mapped[datetime | None]
     exit_record: Mapped[dict[str, Any] | None]
 

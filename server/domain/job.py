@@ -4,19 +4,35 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from server.domain.policy import NO_RETRY, Policy
 from server.domain.progress import Status
-from server.domain.states import AttemptState, Intents, JobState
+from server.domain.states import AttemptState, Intents, JobState, job_state
+
+CANCEL = "cancel"
+PAUSE = "pause"
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One process life. `event_offset` is the byte of events.jsonl up to which its events are stored."""
+    """One process life.
+
+    Attributes:
+        event_offset: byte of its events.jsonl up to which its events are stored.
+        stop_for: who had it stopped first: `cancel`, `pause`, or the reason of a stop by policy.
+        retries: attempts before it that the retry policy gave; those after a pause are not counted.
+        reason, cause: why it ended without success, or was stopped.
+    """
 
     number: int
     state: AttemptState
     event_offset: int = 0
     started_at: datetime | None = None
     stop_asked_at: datetime | None = None
+    stop_for: str | None = None
+    retries: int = 0
+    reason: str | None = None
+    cause: str | None = None
+    ended_at: datetime | None = None
 
 
 @dataclass(frozen=True)
@@ -50,6 +66,12 @@ class Job:
     ended_at: datetime | None = None
     cancel_asked_at: datetime | None = None
     cancel_grace_s: float | None = None
+    cancel_checkpoint: bool = True
+    pause_asked_at: datetime | None = None
+    pause_grace_s: float | None = None
+    idempotency_key: str | None = None
+    body_hash: str | None = None
+    policy: Policy = NO_RETRY
     version: int = 1
     status: Status = field(default_factory=Status)
     depends_on: tuple[Dependency, ...] = ()
@@ -59,7 +81,23 @@ class Job:
     def intents(self) -> Intents:
         """What was decided about the job."""
         failed = any(d.state in (JobState.FAILED, JobState.CANCELLED) for d in self.depends_on)
-        return Intents(cancel=self.cancel_asked_at is not None, dependency_failed=failed)
+        return Intents(
+            cancel=self.cancel_asked_at is not None, dependency_failed=failed, pause=self.pause_asked_at is not None
+        )
+
+    @property
+    def another_follows(self) -> bool:
+        """Whether the last attempt, once it has ended without success, is followed by another one."""
+        if self.attempt is None:
+            return False
+        paused = self.attempt.state == AttemptState.STOPPED and self.attempt.stop_for == PAUSE
+        return paused or self.policy.retry.grants(self.attempt.reason, self.attempt.retries)
+
+    @property
+    def derived_state(self) -> JobState:
+        """The state that follows from intents, attempts and policy."""
+        attempts = [] if self.attempt is None else [self.attempt.state]
+        return job_state(self.intents, attempts, self.another_follows)
 
 
 @dataclass(frozen=True)
@@ -73,6 +111,9 @@ class NewJob:
     output_dir: str
     created_at: datetime
     depends_on: tuple[str, ...] = ()
+    policy: Policy = NO_RETRY
+    idempotency_key: str | None = None
+    body_hash: str | None = None
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from eagle3_core.contract.events import (
     EpochEvent,
     ErrorEvent,
     Event,
+    HeartbeatEvent,
     PhaseEvent,
     ProgressEvent,
     ReportEvent,
@@ -27,6 +28,7 @@ MAX_EVENT_BYTES = 4 << 20
 MAX_WARNINGS = 100
 MAX_WARNING_TEXT = 2000
 MAX_SETUP = 200
+MAX_GAPS = 31
 
 
 class _Frozen(BaseModel):
@@ -109,6 +111,11 @@ class Status(_Frozen):
     last_boottime_s: float | None = None
     attempt_boottime_s: float | None = None
     elapsed_before_s: float = 0.0
+    worked_boottime_s: float | None = None
+    """When the stage's loop last told of its work; heartbeats do not count."""
+    paced_boottime_s: float | None = None
+    progress_gaps_s: list[float] = []
+    """Seconds between the latest progress events of one phase."""
     progress_from: tuple[int, float] | None = None
     """Step and boottime of the attempt's first progress event, for an ETA where the stage gives none."""
 
@@ -121,6 +128,9 @@ def begin_attempt(status: Status, boottime_s: float) -> Status:
             "attempt_boottime_s": boottime_s,
             "last_boottime_s": boottime_s,
             "progress_from": None,
+            "worked_boottime_s": boottime_s,
+            "paced_boottime_s": None,
+            "progress_gaps_s": [],
             "result": None,
             "error": None,
         }
@@ -153,12 +163,13 @@ def fold(status: Status, event: Event) -> Status:
         "last_event_at": event.time,
         "last_boottime_s": event.boottime_s,
         "elapsed_s": _elapsed(status, event.boottime_s),
+        "worked_boottime_s": _worked(status, event),
     }
     match event:
         case PhaseEvent():
-            changes["phase"] = event.phase
+            changes |= {"phase": event.phase, "paced_boottime_s": None}
         case ProgressEvent():
-            changes |= _progress(status, event)
+            changes |= _progress(status, event) | _pace(status, event.boottime_s)
         case EpochEvent():
             changes |= _epoch(status, event)
         case CheckpointEvent():
@@ -209,6 +220,18 @@ def _judged(status: Status, event: VerdictEvent) -> LastCheckpoint:
     if last is None or last.path == event.path:
         return LastCheckpoint(path=event.path, verdict=event.verdict)
     return last
+
+
+def _worked(status: Status, event: Event) -> float | None:
+    quiet = isinstance(event, HeartbeatEvent | WarningEvent)
+    return status.worked_boottime_s if quiet else event.boottime_s
+
+
+def _pace(status: Status, boottime_s: float) -> dict[str, Any]:
+    if status.paced_boottime_s is None:
+        return {"paced_boottime_s": boottime_s}
+    gap = round(max(0.0, boottime_s - status.paced_boottime_s), 3)
+    return {"paced_boottime_s": boottime_s, "progress_gaps_s": [*status.progress_gaps_s, gap][-MAX_GAPS:]}
 
 
 def _progress(status: Status, event: ProgressEvent) -> dict[str, Any]:

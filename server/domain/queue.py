@@ -1,12 +1,12 @@
 """What happens to queued jobs: which one starts, which one cannot any more, and why the others wait."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from eagle3_core.contract.exits import Reason
 from server.domain.job import Job
 from server.domain.outcome import Why
-from server.domain.states import LIVE_JOB, JobState
+from server.domain.states import LIVE_JOB, WAITING_JOB, JobState
 
 
 @dataclass(frozen=True)
@@ -32,17 +32,24 @@ class Wait:
     waiting: str
 
 
-Decision = Start | Finish | Wait
+@dataclass(frozen=True)
+class Hold:
+    """It is paused."""
+
+    job: Job
 
 
-def decide(jobs: Sequence[Job], max_running: int) -> list[Decision]:
-    """One decision for each queued job, oldest first."""
+Decision = Start | Finish | Wait | Hold
+
+
+def decide(jobs: Sequence[Job], max_running: int, not_due: Mapping[str, str] | None = None) -> list[Decision]:
+    """One decision for each queued or paused job, oldest first. `not_due`: id -> what its next attempt waits for."""
     running = sum(job.state in LIVE_JOB for job in jobs)
     decisions: list[Decision] = []
     for job in sorted(jobs, key=lambda job: job.number):
-        if job.state != JobState.QUEUED:
+        if job.state not in WAITING_JOB:
             continue
-        decision = _blocked(job)
+        decision = _blocked(job, not_due or {})
         if decision is None and running < max_running:
             decision = Start(job)
             running += 1
@@ -53,14 +60,17 @@ def decide(jobs: Sequence[Job], max_running: int) -> list[Decision]:
     return decisions
 
 
-def _blocked(job: Job) -> Decision | None:
+def _blocked(job: Job, not_due: Mapping[str, str]) -> Decision | None:
     if job.intents.dependency_failed:
         failed = next(d for d in job.depends_on if d.state in (JobState.FAILED, JobState.CANCELLED))
         ended = f"{failed.state} ({failed.reason})" if failed.reason else str(failed.state)
         return Finish(job, Why(Reason.DEPENDENCY_FAILED, f"{failed.name} ({failed.id}), which it needs, {ended}"))
     if job.intents.cancel:
-        return Finish(job, Why(Reason.CANCELLED_BY_USER, "cancelled before it started"))
+        when = "before it started" if job.attempt is None else "before its next attempt"
+        return Finish(job, Why(Reason.CANCELLED_BY_USER, f"cancelled {when}"))
+    if job.intents.pause:
+        return Hold(job)
     open_ones = [d for d in job.depends_on if d.state != JobState.SUCCEEDED]
     if open_ones:
         return Wait(job, "waits for " + ", ".join(d.name for d in open_ones))
-    return None
+    return Wait(job, not_due[job.id]) if job.id in not_due else None

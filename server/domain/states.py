@@ -6,7 +6,13 @@
     stopping    stopping    stopping    stopped       done             stopped       stopped         stopped
 
 done, stopped, failed and lost are for good. A job's state is never stored on its own account: it follows from its
-intents and its attempts.
+intents, its attempts and its policy:
+
+    no attempt, or another one follows    cancelled if cancelled, paused if paused, else queued
+    the last attempt lives                that attempt's state
+    it was done                           succeeded
+    it stopped, and the job is cancelled  cancelled
+    else                                  failed
 """
 
 from collections.abc import Sequence
@@ -45,6 +51,7 @@ class JobState(StrEnum):
     STARTING = "starting"
     RUNNING = "running"
     STOPPING = "stopping"
+    PAUSED = "paused"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     CANCELLED = "cancelled"
@@ -86,6 +93,7 @@ _JOB_OF_ATTEMPT = {
 
 LIVE_ATTEMPT = frozenset({_A.STARTING, _A.RUNNING, _A.STOPPING})
 FINAL_JOB = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
+WAITING_JOB = frozenset({JobState.QUEUED, JobState.PAUSED})
 LIVE_JOB = frozenset({JobState.STARTING, JobState.RUNNING, JobState.STOPPING})
 
 
@@ -99,6 +107,7 @@ class Intents:
 
     cancel: bool = False
     dependency_failed: bool = False
+    pause: bool = False
 
 
 def move(state: AttemptState, trigger: Trigger) -> AttemptState:
@@ -113,13 +122,21 @@ def move(state: AttemptState, trigger: Trigger) -> AttemptState:
         raise IllegalMove(f"an attempt that is {state} cannot meet {trigger}") from None
 
 
-def job_state(intents: Intents, attempts: Sequence[AttemptState]) -> JobState:
-    """A job's state. A stop nobody at Eyas asked for is a failure, not a cancel."""
-    if not attempts:
-        if intents.dependency_failed:
-            return JobState.FAILED
-        return JobState.CANCELLED if intents.cancel else JobState.QUEUED
-    last = attempts[-1]
+def job_state(intents: Intents, attempts: Sequence[AttemptState], another: bool = False) -> JobState:
+    """A job's state. A stop nobody at Eyas asked for is a failure, not a cancel.
+
+    Args:
+        intents: what was decided about it.
+        attempts: states of its attempts, the latest last.
+        another: the policy has another attempt follow the last one, should that have ended without success.
+    """
+    if not attempts and intents.dependency_failed:
+        return JobState.FAILED
+    last = attempts[-1] if attempts else None
+    if last is None or (another and last not in LIVE_ATTEMPT and last != AttemptState.DONE):
+        if intents.cancel:
+            return JobState.CANCELLED
+        return JobState.PAUSED if intents.pause else JobState.QUEUED
     if last == AttemptState.STOPPED and intents.cancel:
         return JobState.CANCELLED
     return _JOB_OF_ATTEMPT[last]

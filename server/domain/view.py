@@ -6,6 +6,7 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from server.domain.job import Job
+from server.domain.policy import RetryPolicy
 from server.domain.progress import EpochDone, JobResult, JobWarning, LastCheckpoint, SetupFact
 from server.domain.states import FINAL_JOB, JobState
 
@@ -19,7 +20,7 @@ class JobRow(BaseModel):
     state: JobState
     reason: str | None = Field(description="why it ended, in one word; null while it lives or when it succeeded")
     cause: str | None = Field(description="why it ended, in one line")
-    health: str | None = Field(description="ok, quiet (no event for a minute), unsupervised, or null when not running")
+    health: str | None = Field(description="ok, quiet, stalled, unsupervised; null when not running")
     phase: str | None
     epoch: int | None = Field(description="counts from 0, as checkpoint directories do")
     epochs: int | None
@@ -52,7 +53,12 @@ class JobView(JobRow):
     params: dict[str, Any]
     output_dir: str
     depends_on: list[str]
+    retry: RetryPolicy
+    max_seconds: float | None = Field(description="one attempt may take")
+    on_stall: str = Field(description="report or stop")
     attempt: int | None
+    pause_asked_at: datetime | None
+    cancel_asked_at: datetime | None
     last_seq: int = Field(description="sequence number of the last event")
     last_event_at: datetime | None
     version: int = Field(description="rises with every change")
@@ -87,7 +93,12 @@ def view_of(job: Job) -> JobView:
         params=job.params,
         output_dir=job.output_dir,
         depends_on=[dependency.id for dependency in job.depends_on],
+        retry=job.policy.retry,
+        max_seconds=job.policy.max_seconds,
+        on_stall=job.policy.on_stall,
         attempt=None if job.attempt is None else job.attempt.number,
+        pause_asked_at=job.pause_asked_at,
+        cancel_asked_at=job.cancel_asked_at,
         last_seq=s.last_seq,
         last_event_at=s.last_event_at,
         version=job.version,

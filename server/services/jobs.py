@@ -1,15 +1,18 @@
-"""Reading jobs, their logs and events, and asking them to stop."""
+"""Reading jobs, their logs and events, and asking them to stop, pause, go on or save."""
 
 import logging
+import secrets
 from dataclasses import dataclass
 
+from eagle3_core.contract.params import TrainParams
 from server.db.queries import events as event_queries
 from server.db.queries import jobs as job_queries
 from server.domain.ids import is_job_id
 from server.domain.job import Checkpoint, Job
-from server.domain.states import FINAL_JOB
+from server.domain.states import FINAL_JOB, JobState
 from server.domain.view import JobList, row_of
-from server.errors import NotFound
+from server.errors import Conflict, NotFound, Unavailable
+from server.services.orders import order_once
 from server.services.records import write_record
 from server.services.runtime import Runtime
 from server.services.snapshots import Snapshot
@@ -65,12 +68,77 @@ def list_jobs(runtime: Runtime, limit: int) -> JobList:
         return JobList(jobs=[row_of(job) for job in job_queries.newest_jobs(session, limit)])
 
 
-def ask_cancel(runtime: Runtime, job_id: str, grace_s: float | None) -> tuple[Job, bool]:
+def ask_cancel(runtime: Runtime, job_id: str, grace_s: float | None, checkpoint: bool) -> tuple[Job, bool]:
     """Write down that a job shall end; returns it, and False when it had ended already."""
     load_job(runtime, job_id)
     grace = runtime.settings.grace_s if grace_s is None else grace_s
     with runtime.database.write() as session:
-        job_queries.ask_cancel(session, job_id, grace, clock.utc_now())
+        job_queries.ask_cancel(session, job_id, grace, clock.utc_now(), checkpoint)
+    job = _intent_written(runtime, job_id)
+    return job, job.state not in FINAL_JOB
+
+
+def ask_pause(runtime: Runtime, job_id: str, grace_s: float | None) -> Job:
+    """Write down that a job shall stop until it is resumed.
+
+    Raises:
+        NotFound: there is none of that id.
+        Conflict: it has ended, or is cancelled.
+    """
+    load_job(runtime, job_id)
+    grace = runtime.settings.grace_s if grace_s is None else grace_s
+    with runtime.database.write() as session:
+        job_queries.ask_pause(session, job_id, grace, clock.utc_now())
+    job = _intent_written(runtime, job_id)
+    if job.pause_asked_at is None or job.cancel_asked_at is not None or job.state in FINAL_JOB:
+        raise Conflict(f"job {job_id} cannot be paused: it {_ending(job)}")
+    return job
+
+
+def ask_resume(runtime: Runtime, job_id: str) -> Job:
+    """Withdraw a pause; the job goes on through the queue.
+
+    Raises:
+        NotFound: there is none of that id.
+        Conflict: it is not paused.
+    """
+    load_job(runtime, job_id)
+    with runtime.database.write() as session:
+        done = job_queries.ask_resume(session, job_id)
+    job = _intent_written(runtime, job_id)
+    if not done:
+        ending = job.state in FINAL_JOB or job.cancel_asked_at is not None
+        why = _ending(job) if ending else f"is {job.state} and not paused"
+        raise Conflict(f"job {job_id} cannot be resumed: it {why}")
+    return job
+
+
+def ask_checkpoint(runtime: Runtime, job_id: str) -> str:
+    """Have a training save at its next step; returns the id of the request.
+
+    Raises:
+        NotFound: there is none of that id.
+        Conflict: it is no training, or does not run.
+        Unavailable: the disk is full.
+    """
+    job = load_job(runtime, job_id)
+    if job.stage != TrainParams.stage or job.state != JobState.RUNNING:
+        what = f"is {job.state}" if job.stage == TrainParams.stage else f"is of the stage {job.stage}"
+        raise Conflict(f"only a running training writes a checkpoint when asked; job {job_id} {what}")
+    request_id = secrets.token_hex(8)
+    try:
+        order_once(runtime.job_dir(job_id).checkpoint, request_id)
+    except OSError as error:
+        raise Unavailable(f"the request cannot be written: {error}") from error
+    return request_id
+
+
+def _ending(job: Job) -> str:
+    return f"has ended ({job.state})" if job.state in FINAL_JOB else "is being cancelled"
+
+
+def _intent_written(runtime: Runtime, job_id: str) -> Job:
+    """Wake the loop, bring the record up to date, show the job."""
     runtime.wake()
     try:
         job = write_record(runtime, job_id)
@@ -78,7 +146,7 @@ def ask_cancel(runtime: Runtime, job_id: str, grace_s: float | None) -> tuple[Jo
         logger.error("record of job %s cannot be written: %s", job_id, error)
         job = load_job(runtime, job_id)
     runtime.snapshots.put(job)
-    return job, job.state not in FINAL_JOB
+    return job
 
 
 def read_log(runtime: Runtime, job_id: str, offset: int, limit: int, attempt: int | None) -> LogPart:

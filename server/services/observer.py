@@ -16,6 +16,7 @@ from server.domain.advance import Observation
 from server.domain.job import Attempt
 from server.domain.outcome import End, ExitRecord
 from server.domain.signatures import END_BYTES
+from server.services.orders import policy_stop
 from server.system import clock, locks
 from server.system.process import Child, ProcessRecord, read_process
 
@@ -54,6 +55,8 @@ def observe(job: JobDir, attempt: Attempt, child: Child | None) -> tuple[Observa
         started_boottime_s=_started(process, alive),
         supervised=process is None or process.shim_lives,
         stop_ordered=job.cancel.exists(),
+        pause_ordered=job.pause.exists(),
+        policy_stop=policy_stop(job),
         end=end,
     )
     return seen, process

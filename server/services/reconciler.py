@@ -3,7 +3,7 @@
     bell or tick -> load (unfinished jobs, only after an intent or an end) -> for each live attempt:
                         act: order a stop, look at directory and processes    (no database)
                         apply: rows, events and offset in one transaction     (guarded by the state they were loaded in)
-                 -> for each queued job: start, finish or wait
+                 -> for each queued or paused job: start, finish, hold or wait
 
 It may be killed anywhere. What it did is in the files; what it did not store is seen again at the next look.
 """
@@ -16,18 +16,22 @@ from functools import partial
 from typing import Any
 
 from eagle3_core.contract.events import Event
+from eagle3_core.contract.exits import Reason
 from eagle3_core.contract.jobdir import JOB_ID_VARIABLE
 from server.db.queries import events as event_queries
 from server.db.queries import jobs as job_queries
-from server.domain.advance import Observation, advance, conclude, finish, stop_asked
-from server.domain.job import Job
+from server.domain.advance import STALLED, Observation, advance, conclude, finish, stop_asked
+from server.domain.job import CANCEL, PAUSE, Job
 from server.domain.outcome import End, ExitRecord
-from server.domain.queue import Finish, Start, Wait, decide
-from server.domain.states import FINAL_JOB, LIVE_JOB, AttemptState, JobState, job_state
+from server.domain.queue import Finish, Hold, Start, Wait, decide
+from server.domain.stall import StallLimits
+from server.domain.states import FINAL_JOB, LIVE_JOB, WAITING_JOB, AttemptState, JobState
 from server.errors import Unavailable
+from server.services.backoff import Backoff
 from server.services.observer import NeverBegan, observe
+from server.services.orders import Orders, clear_orders, order_once
 from server.services.paths import PathRules
-from server.services.records import order_stop, write_record, write_spec
+from server.services.records import write_record, write_spec
 from server.services.runtime import Runtime
 from server.settings import worker_environment
 from server.system import clock, locks, process
@@ -54,7 +58,12 @@ class Reconciler:
         self._jobs: dict[str, Job] = {}
         self._children: dict[str, Child] = {}
         self._leaving: list[Child] = []
+        self._cancelled_by_file: list[str] = []
         self._terminated: dict[str, float] = {}
+        self._orders = Orders(runtime.settings)
+        settings = runtime.settings
+        self._stall = StallLimits(settings.stall_factor, settings.stall_after_s, settings.stall_silent_after_s)
+        self._backoff = Backoff()
         self._unrecorded: set[str] = set()
         self._trouble: str | None = None
         self._troubles: dict[str, str] = {}
@@ -67,7 +76,17 @@ class Reconciler:
             self._unrecorded.update(job_queries.newest_ended(session, RECORDS_LOOKED_AT))
             for job in job_queries.unfinished_jobs(session):
                 self._runtime.snapshots.put(job)  # answered from until the loop has recorded what became of it
+                if job.state in WAITING_JOB and self._runtime.job_dir(job.id).cancel.exists():
+                    self._cancelled_by_file.append(job.id)
+        self._heed_files()
         self._thread.start()
+
+    def _heed_files(self) -> None:
+        """Cancels that were written by hand while the daemon was away, of jobs that had no process then."""
+        for job_id in self._cancelled_by_file:
+            with self._runtime.database.write() as session:
+                job_queries.ask_cancel(session, job_id, self._runtime.settings.grace_s, clock.utc_now())
+        self._cancelled_by_file.clear()
 
     def stop(self) -> None:
         """End soon; running jobs go on without us."""
@@ -122,16 +141,28 @@ class Reconciler:
             self._guarded(job, self._attend)
         if self._reload:  # an end may have freed a slot or what depends on it
             self._load()
-        for decision in decide(list(self._jobs.values()), self._runtime.settings.max_running):
+        self._decide()
+
+    def _decide(self) -> None:
+        """Start, finish, hold or leave waiting what has no process."""
+        jobs = list(self._jobs.values())
+        not_due = self._backoff.not_due(jobs)
+        for decision in decide(jobs, self._runtime.settings.max_running, not_due):
             match decision:
                 case Start(job):
                     self._guarded(job, self._launch)
                 case Finish(job, why):
-                    state = job_state(job.intents, [])
-                    ended = conclude(replace(job, state=state), why, clock.utc_now())
+                    ended = conclude(replace(job, state=job.derived_state), why, clock.utc_now())
                     self._guarded(job, partial(self._apply, new=ended))
-                case Wait(job, waiting) if waiting != job.waiting:
-                    self._guarded(job, partial(self._apply, new=replace(job, waiting=waiting)))
+                case Hold(job):
+                    self._wait(job, JobState.PAUSED, None)
+                case Wait(job, waiting):
+                    self._wait(job, JobState.QUEUED, waiting)
+
+    def _wait(self, job: Job, state: JobState, waiting: str | None) -> None:
+        new = replace(job, state=state, waiting=waiting)
+        if new != job:
+            self._guarded(job, partial(self._apply, new=new))
 
     def _load(self) -> None:
         with self._runtime.database.read() as session:
@@ -157,8 +188,7 @@ class Reconciler:
         """Look at a live job, act on its intents, store what is new."""
         assert job.attempt is not None
         directory = self._runtime.job_dir(job.id)
-        if job.cancel_asked_at is not None and not directory.cancel.exists():
-            order_stop(directory, self._grace_of(job))
+        self._orders.write(job, directory, self._stop_by_policy(job))
         try:
             seen, record = observe(directory, job.attempt, self._children.get(job.id))
         except NeverBegan:
@@ -166,21 +196,41 @@ class Reconciler:
             return
         if record is not None and seen.end is None and not seen.supervised:
             self._stop_unsupervised(job, record)
-        new, events = advance(job, seen, self._runtime.settings.quiet_after_s)
+        new, events = advance(job, seen, self._runtime.settings.quiet_after_s, self._stall)
         self._again |= seen.more
+        if new.health == STALLED and job.health != STALLED:
+            logger.warning("job %s (%s) has stalled in the phase %s", job.id, job.name, new.status.phase)
+            order_once(directory.stack, f"stalled-{seen.boottime_s:.0f}")
         if new != job:
             self._apply(job, new, events, seen)
 
     def _begin_again(self, job: Job) -> None:
         """A daemon died between storing the attempt and starting it."""
         assert job.attempt is not None
-        if job.attempt.state == AttemptState.STARTING and job.cancel_asked_at is None:
+        wanted = job.cancel_asked_at is None and job.pause_asked_at is None
+        if job.attempt.state == AttemptState.STARTING and wanted:
             self._spawn(job)
         else:
             now = clock.utc_now()
-            self._apply(job, finish(stop_asked(job, now), End(None), now))
+            stop_for = PAUSE if job.cancel_asked_at is None and job.pause_asked_at is not None else CANCEL
+            self._apply(job, finish(stop_asked(job, now, stop_for), End(None), now))
+
+    def _stop_by_policy(self, job: Job) -> str | None:
+        """The reason for which a living attempt is to be ended now, or None."""
+        limit, since = job.policy.max_seconds, job.status.attempt_boottime_s
+        if job.attempt is None or job.attempt.started_at is None or since is None:
+            return None
+        if limit is not None and clock.boottime() - since >= limit:
+            return str(Reason.TIME_LIMIT)
+        # Its stacks were ordered when it was found; the shim takes them before it heeds a stop.
+        return STALLED if job.policy.on_stall == "stop" and job.health == STALLED else None
 
     def _launch(self, job: Job) -> None:
+        if self._runtime.job_dir(job.id).cancel.exists():  # written by hand
+            self._cancelled_by_file.append(job.id)
+            self._heed_files()
+            self._reload = self._again = True
+            return
         with self._runtime.database.write() as session:
             started = job_queries.begin_attempt(session, job, clock.utc_now())
         self._keep(started)
@@ -201,12 +251,15 @@ class Reconciler:
             if lock is None:
                 return  # it lives after all; the next look adopts it
             try:
+                if job.attempt.number > 1:  # nothing of the new attempt lives yet
+                    process.kill_marked(job.id)
+                clear_orders(directory)
                 self._children[job.id] = process.spawn(
                     self._runtime.settings.worker_python,
                     attempt.path,
                     attempt.log,
                     lock,
-                    worker_environment(job.id, lock),
+                    worker_environment(job.id, lock, job.policy.max_seconds),
                 )
             finally:
                 locks.release(lock)
@@ -223,11 +276,8 @@ class Reconciler:
         if since is None:
             self._terminated[job.id] = clock.boottime()
             process.terminate(record.stage, job.id)
-        elif clock.boottime() - since >= self._grace_of(job):
+        elif clock.boottime() - since >= self._orders.grace(job):
             process.kill_marked(job.id)
-
-    def _grace_of(self, job: Job) -> float:
-        return self._runtime.settings.grace_s if job.cancel_grace_s is None else job.cancel_grace_s
 
     def _apply(
         self,
@@ -245,8 +295,10 @@ class Reconciler:
             if new.attempt is not None:
                 event_queries.record(session, new.id, new.attempt.number, events)
         try:
+            if old.state in LIVE_JOB and stored.state not in LIVE_JOB:
+                self._attempt_over(stored, seen)
             if stored.state in FINAL_JOB:
-                self._ended(stored, seen)
+                self._ended(stored)
         finally:
             self._keep(stored)  # shown last: whoever sees the end finds it in record.json too
 
@@ -271,14 +323,20 @@ class Reconciler:
         else:
             self._jobs[job.id] = job
 
-    def _ended(self, job: Job, seen: Observation | None) -> None:
+    def _attempt_over(self, job: Job, seen: Observation | None) -> None:
         self._reload = self._again = True
         if seen is not None and seen.end is not None and seen.end.exit is None:
             process.kill_marked(job.id)  # nobody else is left to clear up
         self._terminated.pop(job.id, None)
+        self._orders.forget(job.id)
+        self._backoff.begin(job)
         child = self._children.pop(job.id, None)
         if child is not None and child.exit_code() is None:
             self._leaving.append(child)
+
+    def _ended(self, job: Job) -> None:
+        self._reload = self._again = True
+        self._backoff.forget(job.id)
         self._unrecorded.add(job.id)
         self._record_ends()
         logger.info("job %s (%s): %s", job.id, job.name, job.state + (f": {job.reason}" if job.reason else ""))

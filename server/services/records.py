@@ -1,6 +1,6 @@
 """record.json and spec.json: the job directory is the truth, so it is written before anybody is answered."""
 
-from eagle3_core.contract.jobdir import JobDir, read_json, write_json
+from eagle3_core.contract.jobdir import read_json, write_json
 from eagle3_core.contract.params import STAGES
 from eagle3_core.contract.spec import JobSpec
 from server.db.queries import jobs as job_queries
@@ -42,15 +42,6 @@ def _write(runtime: Runtime, job: Job) -> None:
         write_json(directory.record, record)
 
 
-def order_stop(directory: JobDir, grace_s: float) -> None:
-    """Write control/cancel.json. On a full disk an empty file, which takes no block, is an order as well."""
-    directory.control.mkdir(parents=True, exist_ok=True)
-    try:
-        write_json(directory.cancel, {"grace_s": grace_s})
-    except OSError:
-        directory.cancel.touch()
-
-
 def write_spec(runtime: Runtime, job: Job) -> None:
     """Write what the stage works from, once; it is never rewritten.
 
@@ -77,9 +68,15 @@ def _record_of(job: Job) -> dict[str, object]:
         "stage": job.stage,
         "output_dir": job.output_dir,
         "depends_on": [dependency.id for dependency in job.depends_on],
+        "policy": job.policy.model_dump(mode="json"),
+        "idempotency_key": job.idempotency_key,
+        "body_hash": job.body_hash,
         "created_at": text(job.created_at),
         "cancel_asked_at": text(job.cancel_asked_at),
         "cancel_grace_s": job.cancel_grace_s,
+        "cancel_checkpoint": job.cancel_checkpoint,
+        "pause_asked_at": text(job.pause_asked_at),
+        "pause_grace_s": job.pause_grace_s,
         "state": str(job.state) if job.ended_at is not None else None,
         "reason": job.reason,
         "cause": job.cause,

@@ -18,6 +18,7 @@ class Runtime:
     snapshots: Snapshots = field(default_factory=Snapshots)
     bell: threading.Event = field(default_factory=threading.Event)
     record_lock: threading.Lock = field(default_factory=threading.Lock)
+    stack_lock: threading.Lock = field(default_factory=threading.Lock)
 
     def job_dir(self, job_id: str) -> JobDir:
         """The directory of a job; the id was checked before."""

@@ -4,11 +4,14 @@ names -> stages and params -> dependencies (no cycle) -> paths -> content -> one
 """
 
 import difflib
+import hashlib
+import json
 import shutil
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -16,7 +19,17 @@ from eagle3_core.contract.params import STAGES, StageParams
 from server.db.queries import jobs as job_queries
 from server.domain.ids import is_job_id, new_job_id
 from server.domain.job import Job, NewJob
-from server.errors import MAX_ERRORS, FieldError, Forbidden, Invalid, Unavailable
+from server.domain.policy import Policy, RetryPolicy
+from server.errors import (
+    MAX_ERRORS,
+    Conflict,
+    FieldError,
+    Forbidden,
+    Invalid,
+    KeyReused,
+    ServiceError,
+    Unavailable,
+)
 from server.services.paths import PathRules, path_error, resolve
 from server.services.preflight import check_content
 from server.services.programs import refuse_foreign_programs
@@ -30,12 +43,19 @@ NameText = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-
 class JobRequest(BaseModel):
     """One job: a stage and its parameters."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     name: NameText | None = None
     stage: str = Field(description="prepare, extract, train, validate, evaluate or external")
     params: dict[str, Any] = Field(description="the parameters of the stage")
     depends_on: list[NameText] = Field([], max_length=100, description="ids of jobs, or names of jobs of this chain")
+    retry: RetryPolicy = Field(RetryPolicy(), description="which ends are followed by another attempt")
+    max_seconds: float | None = Field(
+        None, gt=0, le=31_536_000, description="seconds one attempt may take; over them it fails with time_limit"
+    )
+    on_stall: Literal["report", "stop"] = Field(
+        "report", description="stop: an attempt without progress for too long is ended, with the reason stalled"
+    )
 
 
 class ChainRequest(BaseModel):
@@ -60,13 +80,55 @@ class _Draft:
     depends_on: tuple[str, ...] = ()
 
 
-def submit(runtime: Runtime, request: JobRequest | ChainRequest) -> list[Job]:
-    """Store the jobs of a request.
+def submit(runtime: Runtime, request: JobRequest | ChainRequest, key: str | None = None) -> tuple[list[Job], bool]:
+    """Store the jobs of a request, once for each key.
+
+    Returns:
+        The jobs, and False when they had been stored before.
 
     Raises:
-        Invalid: with a pointer to each faulty field.
+        Invalid: with a pointer to each faulty field; or the key came before with another body.
         Forbidden: a path lies outside the roots, or a program is not allowed.
     """
+    if key is None:
+        return _store(runtime, _drafts(runtime, request)), True
+    keyed = _Keyed(key, _hash_of(request))
+    if known := _known(runtime, keyed):
+        return known, False
+    try:
+        return _store(runtime, _drafts(runtime, request), keyed), True
+    except ServiceError:
+        # The same request may have been stored meanwhile: what refuses this one is then its twin.
+        if known := _known(runtime, keyed):
+            return known, False
+        raise
+
+
+@dataclass(frozen=True)
+class _Keyed:
+    """An idempotency key and the hash of the body it came with."""
+
+    key: str
+    body_hash: str
+
+
+def _hash_of(request: JobRequest | ChainRequest) -> str:
+    """Of what was sent, whatever its spacing and order; fields of later versions do not change it."""
+    sent = request.model_dump(mode="json", exclude_unset=True)
+    return hashlib.sha256(json.dumps(sent, sort_keys=True).encode()).hexdigest()
+
+
+def _known(runtime: Runtime, keyed: _Keyed) -> list[Job]:
+    """The jobs stored with this key."""
+    with runtime.database.read() as session:
+        jobs = job_queries.jobs_of_key(session, keyed.key)
+    if jobs and jobs[0].body_hash != keyed.body_hash:
+        raise KeyReused(f"the Idempotency-Key {keyed.key!r} came with another body before; its job is {jobs[0].id}")
+    return jobs
+
+
+def _drafts(runtime: Runtime, request: JobRequest | ChainRequest) -> list[_Draft]:
+    """The jobs of a request, checked."""
     chain = isinstance(request, ChainRequest)
     requests = request.jobs if isinstance(request, ChainRequest) else [request]
     drafts = [_draft(runtime, one, f"/jobs/{place}" if chain else "") for place, one in enumerate(requests)]
@@ -76,7 +138,7 @@ def submit(runtime: Runtime, request: JobRequest | ChainRequest) -> list[Job]:
     _check_paths(runtime, drafts)
     for draft in drafts:
         _refuse(list(check_content(draft.params, f"{draft.pointer}/params")))
-    return _store(runtime, drafts)
+    return drafts
 
 
 def nearest(word: str, known: Collection[str]) -> str | None:
@@ -220,23 +282,35 @@ def _outside_needs(draft: _Draft, drafts: Sequence[_Draft]) -> set[str]:
     return {needed for one in [draft, *_needs(draft, drafts)] for needed in one.depends_on if needed not in own}
 
 
-def _store(runtime: Runtime, drafts: Sequence[_Draft]) -> list[Job]:
-    """Rows and directories or neither: the rows are committed once every directory is there."""
+def _new_job(draft: _Draft, now: datetime, keyed: _Keyed | None) -> NewJob:
+    request = draft.request
+    return NewJob(
+        id=draft.id,
+        name=draft.name,
+        stage=draft.stage,
+        params=draft.params.model_dump(mode="json"),
+        output_dir=str(draft.output_dir),
+        created_at=now,
+        depends_on=draft.depends_on,
+        policy=Policy(retry=request.retry, max_seconds=request.max_seconds, on_stall=request.on_stall),
+        idempotency_key=None if keyed is None else keyed.key,
+        body_hash=None if keyed is None else keyed.body_hash,
+    )
+
+
+def _store(runtime: Runtime, drafts: Sequence[_Draft], keyed: _Keyed | None = None) -> list[Job]:
+    """Rows and directories or neither: the rows are committed once every directory is there.
+
+    Raises:
+        Conflict: jobs with this key were stored meanwhile.
+        Unavailable: database or directories cannot be written.
+    """
     now = clock.utc_now()
-    new = [
-        NewJob(
-            id=draft.id,
-            name=draft.name,
-            stage=draft.stage,
-            params=draft.params.model_dump(mode="json"),
-            output_dir=str(draft.output_dir),
-            created_at=now,
-            depends_on=draft.depends_on,
-        )
-        for draft in drafts
-    ]
+    new = [_new_job(draft, now, keyed) for draft in drafts]
     try:
         with runtime.database.write() as session:
+            if keyed is not None and job_queries.jobs_of_key(session, keyed.key):
+                raise Conflict(f"jobs with the Idempotency-Key {keyed.key!r} were stored just now")
             job_queries.insert_jobs(session, new)
             jobs = [job for one in new if (job := job_queries.get_job(session, one.id)) is not None]
             for job in jobs:

@@ -3,7 +3,7 @@
 
 const REFRESH_MS = 2000;
 const TAIL_BYTES = 32768;
-const LIVE = new Set(["queued", "starting", "running", "stopping"]);
+const LIVE = new Set(["queued", "starting", "running", "stopping", "paused"]);
 const byId = (id) => document.getElementById(id);
 
 let selected = decodeURIComponent(location.hash.slice(1)) || null;

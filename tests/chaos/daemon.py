@@ -114,9 +114,7 @@ class KilledDaemon:
                     continue
 
     def _start(self) -> None:
-        if self._http is not None:
-            self._http.close()
-            self._http = None
+        self.hang_up()
         command = [sys.executable, "-P", "-m", "client.cli", "serve", "--state", str(self.state), "--port", "0"]
         with self.log.open("ab") as output:
             self._process = subprocess.Popen(
@@ -167,9 +165,16 @@ class KilledDaemon:
         timer.start()
         return timer
 
+    def hang_up(self) -> None:
+        """Close the connections."""
+        if self._http is not None:
+            self._http.close()
+            self._http = None
+
     def stop(self) -> int:
         """SIGTERM; its exit status."""
         assert self._process is not None
+        self.hang_up()
         self._process.terminate()
         return self._process.wait(LIMIT_S)
 

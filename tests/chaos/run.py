@@ -18,7 +18,7 @@ import httpx
 
 from eagle3_core.contract import proctree
 from tests.chaos.accounts import FINAL, Faults, Order, settle
-from tests.chaos.daemon import Clock, KilledDaemon, carriers, kill_worker, until, workers, zombies
+from tests.chaos.daemon import Clock, KilledDaemon, Worker, carriers, kill_worker, until, workers, zombies
 
 WITNESS = Path(__file__).with_name("witness.py")
 KINDS = ("short", "long", "failing", "deaf", "forking")
@@ -92,6 +92,8 @@ class Chaos:
                 answer = None
             if answer is not None and answer.status_code >= 500:
                 self.faults.lock_errors.append(f"POST /jobs: {answer.status_code} {answer.text[:300]}")
+            elif answer is not None and answer.status_code == 409 and self._keyed:
+                pass  # the first request with this key is still at work
             elif answer is not None and not lose:
                 assert answer.status_code in (200, 201), answer.text
                 order.id = answer.json()["jobs"][0]["id"]
@@ -167,13 +169,19 @@ class Chaos:
             self.ask("POST", f"/jobs/{order.id}/cancel", json={"grace_s": grace})
 
     def kill(self, role: str) -> int:
-        """SIGKILL for one shim or stage, at whatever moment of its life it is; 0 when none came along."""
+        """SIGKILL for one shim or stage, mostly of a program that runs, else newborn; 0 when none came along."""
         by_id = {order.id: order for order in self.orders.values() if order.id is not None}
+        open_ids = {job_id for job_id, order in by_id.items() if order.seen_final is None}
+        running = self.random.random() < 0.7
+
+        def victims() -> list[Worker]:
+            found = [one for one in workers(open_ids) if one.role == role]
+            return [one for one in found if by_id[one.job_id].starts] if running else found
+
         try:
-            victims = until(lambda: [one for one in workers(set(by_id)) if one.role == role], f"a {role}", 1)
+            victim = self.random.choice(until(victims, f"a {role}", 1))
         except TimeoutError:
             return 0
-        victim = self.random.choice(victims)
         by_id[victim.job_id].hurt.add(role)
         return int(kill_worker(victim))
 
@@ -230,6 +238,7 @@ class Chaos:
     def close(self) -> None:
         """Leave no process behind."""
         self.daemon.kill()
+        self.daemon.hang_up()
         self.clock.tidy()
         for _, job_id in carriers({order.id for order in self.orders.values() if order.id is not None}):
             proctree.signal_tree(job_id, None, signal.SIGKILL)

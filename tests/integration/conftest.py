@@ -19,7 +19,10 @@ class Planner:
         self._root = root
         self._numbers: Iterator[int] = itertools.count(1)
 
-    def __call__(self, *plan: list[Any], name: str = "planned", depends_on: list[str] | None = None) -> dict[str, Any]:
+    def __call__(
+        self, *plan: list[Any], name: str = "planned", depends_on: list[str] | None = None, **fields: Any
+    ) -> dict[str, Any]:
+        """A request; no end is tried again unless `retry` is among the further fields."""
         directory = self._root / f"plan-{next(self._numbers)}"
         directory.mkdir()
         (directory / "plan.json").write_text(json.dumps(plan))
@@ -28,6 +31,8 @@ class Planner:
             "stage": "validate",
             "params": {"checkpoint": str(directory)},
             "depends_on": depends_on or [],
+            "retry": {"max_retries": 0},
+            **fields,
         }
 
 

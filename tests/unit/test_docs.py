@@ -28,3 +28,10 @@ def test_the_readme_names_every_make_target_and_no_other() -> None:
 def test_reasons_in_the_api_document_exist() -> None:
     text = (ROOT / "docs/api.md").read_text().split("Reasons:")[1].split(".")[0]
     assert set(re.findall(r"`([a-z_]+)`", text)) <= {reason.value for reason in Reason}
+
+
+def test_every_test_that_the_fault_list_names_exists() -> None:
+    text = (ROOT / "docs/faults.md").read_text()
+    assert re.findall(r"^\| (\d+) \|", text, re.M) == [str(number) for number in range(1, 26)]
+    code = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name in re.findall(r"`(test_\w+)`", text) if f"def {name}(" not in code] == []

@@ -9,6 +9,7 @@ import contextlib
 import faulthandler
 import os
 import resource
+import select
 import signal
 import subprocess
 import threading
@@ -19,6 +20,8 @@ from eagle3_core.contract.jobdir import OUTPUT_DIR_VARIABLE
 from eagle3_core.contract.params import ExternalParams
 from eagle3_core.errors import BadData, BadInput, ProgramFailed
 from worker.context import StageContext, StageResult, Stopped
+
+TURN_S = 0.2
 
 SHELL_SIGNAL_BASE = 128
 """A shell reports a command that was killed by signal N as exit code 128 + N."""
@@ -79,6 +82,9 @@ def _wait(program: subprocess.Popen[bytes], stop_requested: threading.Event) -> 
             told.set()
 
     threading.Thread(target=pass_on, name="pass the stop on", daemon=True).start()
+    # In turns: a signal that comes just before a wait without end would be heeded only after it.
+    while not select.select([descriptor], [], [], TURN_S)[0]:
+        pass
     code = program.wait()
     with telling:
         return code, told.is_set()

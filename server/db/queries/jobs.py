@@ -5,11 +5,12 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, cast
 
-from sqlalchemy import CursorResult, Select, Update, insert, select, update
+from sqlalchemy import CursorResult, Select, Update, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from server.db.models import AttemptTable, DependencyTable, JobTable
 from server.domain.job import Attempt, Dependency, Job, NewJob
+from server.domain.policy import Policy
 from server.domain.progress import Status
 from server.domain.states import FINAL_JOB, AttemptState, JobState
 
@@ -33,6 +34,10 @@ def insert_jobs(session: Session, jobs: Sequence[NewJob]) -> None:
                 created_at=job.created_at,
                 state=JobState.QUEUED,
                 status=Status().model_dump_json(),
+                policy=job.policy.model_dump(mode="json"),
+                cancel_checkpoint=True,
+                idempotency_key=job.idempotency_key,
+                body_hash=job.body_hash,
                 version=1,
             )
         )
@@ -100,12 +105,47 @@ def live_output_dirs(session: Session) -> dict[str, str]:
     return {row.output_dir: row.id for row in rows}
 
 
-def ask_cancel(session: Session, job_id: str, grace_s: float, now: datetime) -> bool:
-    """Note that the job shall end; False when it has ended, or was asked before."""
+def jobs_of_key(session: Session, key: str) -> list[Job]:
+    """The jobs that were submitted with an idempotency key, in their order."""
+    return _load(session, select(JobTable).where(JobTable.idempotency_key == key).order_by(JobTable.number))
+
+
+def ask_cancel(session: Session, job_id: str, grace_s: float, now: datetime, checkpoint: bool = True) -> bool:
+    """Note that the job shall end; False when it has ended, or was asked before.
+
+    A further request can only make it quicker: a shorter grace, no checkpoint.
+    """
+    living = update(JobTable).where(JobTable.id == job_id, JobTable.state.not_in(FINAL_JOB))
+    first = living.where(JobTable.cancel_asked_at.is_(None)).values(
+        cancel_asked_at=now, cancel_grace_s=grace_s, cancel_checkpoint=checkpoint, version=JobTable.version + 1
+    )
+    if _changed(session, first) == 1:
+        return True
+    quicker: dict[str, Any] = {"cancel_grace_s": func.min(func.coalesce(JobTable.cancel_grace_s, grace_s), grace_s)}
+    if not checkpoint:
+        quicker["cancel_checkpoint"] = False
+    session.execute(living.values(quicker))
+    return False
+
+
+def ask_pause(session: Session, job_id: str, grace_s: float, now: datetime) -> bool:
+    """Note that the job shall stop until it is resumed; False when it has ended, is cancelled, or was asked before."""
     statement = (
         update(JobTable)
-        .where(JobTable.id == job_id, JobTable.state.not_in(FINAL_JOB), JobTable.cancel_asked_at.is_(None))
-        .values(cancel_asked_at=now, cancel_grace_s=grace_s, version=JobTable.version + 1)
+        .where(JobTable.id == job_id, JobTable.state.not_in(FINAL_JOB))
+        .where(JobTable.cancel_asked_at.is_(None), JobTable.pause_asked_at.is_(None))
+        .values(pause_asked_at=now, pause_grace_s=grace_s, version=JobTable.version + 1)
+    )
+    return _changed(session, statement) == 1
+
+
+def ask_resume(session: Session, job_id: str) -> bool:
+    """Withdraw a pause; False when there is none, or the job has ended or is cancelled."""
+    statement = (
+        update(JobTable)
+        .where(JobTable.id == job_id, JobTable.state.not_in(FINAL_JOB))
+        .where(JobTable.cancel_asked_at.is_(None), JobTable.pause_asked_at.is_not(None))
+        .values(pause_asked_at=None, pause_grace_s=None, version=JobTable.version + 1)
     )
     return _changed(session, statement) == 1
 
@@ -114,17 +154,25 @@ def begin_attempt(session: Session, job: Job, now: datetime) -> Job:
     """Store that a queued job gets a process.
 
     Raises:
-        Stale: it is not queued any more, or was cancelled meanwhile.
+        Stale: it is not queued any more, or was cancelled or paused meanwhile.
     """
-    number = 1 if job.attempt is None else job.attempt.number + 1
+    last = job.attempt
     statement = (
         update(JobTable)
-        .where(JobTable.id == job.id, JobTable.state == job.state, JobTable.cancel_asked_at.is_(None))
+        .where(JobTable.id == job.id, JobTable.state == job.state)
+        .where(JobTable.cancel_asked_at.is_(None), JobTable.pause_asked_at.is_(None))
         .values(state=JobState.STARTING, waiting=None, version=JobTable.version + 1)
     )
     if _changed(session, statement) != 1:
         raise Stale(job.id)
-    row = {"job_id": job.id, "number": number, "state": AttemptState.STARTING, "event_offset": 0, "created_at": now}
+    row = {
+        "job_id": job.id,
+        "number": 1 if last is None else last.number + 1,
+        "state": AttemptState.STARTING,
+        "event_offset": 0,
+        "created_at": now,
+        "retries": 0 if last is None else last.retries + (last.reason is not None),
+    }
     session.execute(insert(AttemptTable).values(row))
     fresh = get_job(session, job.id)
     assert fresh is not None
@@ -135,13 +183,14 @@ def save(session: Session, old: Job, new: Job, exit_record: dict[str, Any] | Non
     """Replace what the loop knows of a job; returns it with its new version.
 
     Raises:
-        Stale: the stored job or attempt is not in the state `old` has, or a cancel was asked since; it would otherwise
-            end as if nobody had asked.
+        Stale: the stored job or attempt is not in the state `old` has, or a cancel, pause or resume was asked since; it
+            would otherwise end as if nobody had asked.
     """
-    asked = JobTable.cancel_asked_at.is_not(None)
+    cancelled, paused = JobTable.cancel_asked_at.is_not(None), JobTable.pause_asked_at.is_not(None)
     statement = (
         update(JobTable)
-        .where(JobTable.id == old.id, JobTable.state == old.state, asked.is_(old.cancel_asked_at is not None))
+        .where(JobTable.id == old.id, JobTable.state == old.state, cancelled.is_(old.cancel_asked_at is not None))
+        .where(paused.is_(old.pause_asked_at is not None))
         .values(
             state=new.state,
             reason=new.reason,
@@ -162,10 +211,22 @@ def save(session: Session, old: Job, new: Job, exit_record: dict[str, Any] | Non
         session.execute(ask.values(cancel_asked_at=new.cancel_asked_at, cancel_grace_s=new.cancel_grace_s))
     if new.attempt is not None:
         _save_attempt(session, old, new, exit_record)
+    return _with_intents(session, new)
+
+
+def _with_intents(session: Session, job: Job) -> Job:
+    """A job just saved, with its new version and the intents as they are stored."""
     row = session.execute(
-        select(JobTable.version, JobTable.cancel_asked_at, JobTable.cancel_grace_s).where(JobTable.id == old.id)
+        select(
+            JobTable.version,
+            JobTable.cancel_asked_at,
+            JobTable.cancel_grace_s,
+            JobTable.cancel_checkpoint,
+            JobTable.pause_asked_at,
+            JobTable.pause_grace_s,
+        ).where(JobTable.id == job.id)
     ).one()
-    return replace(new, version=row.version, cancel_asked_at=row.cancel_asked_at, cancel_grace_s=row.cancel_grace_s)
+    return replace(job, **row._asdict())
 
 
 def _save_attempt(session: Session, old: Job, new: Job, exit_record: dict[str, Any] | None) -> None:
@@ -176,7 +237,10 @@ def _save_attempt(session: Session, old: Job, new: Job, exit_record: dict[str, A
         "event_offset": new.attempt.event_offset,
         "started_at": new.attempt.started_at,
         "stop_asked_at": new.attempt.stop_asked_at,
-        "ended_at": new.ended_at,
+        "stop_for": new.attempt.stop_for,
+        "reason": new.attempt.reason,
+        "cause": new.attempt.cause,
+        "ended_at": new.attempt.ended_at,
     }
     if exit_record is not None:
         values["exit_record"] = exit_record
@@ -237,16 +301,29 @@ def _job(row: JobTable, depends_on: tuple[Dependency, ...], attempt: AttemptTabl
         ended_at=row.ended_at,
         cancel_asked_at=row.cancel_asked_at,
         cancel_grace_s=row.cancel_grace_s,
+        cancel_checkpoint=row.cancel_checkpoint,
+        pause_asked_at=row.pause_asked_at,
+        pause_grace_s=row.pause_grace_s,
+        idempotency_key=row.idempotency_key,
+        body_hash=row.body_hash,
+        policy=Policy.model_validate(row.policy),
         version=row.version,
         status=Status.model_validate_json(row.status),
         depends_on=depends_on,
-        attempt=None
-        if attempt is None
-        else Attempt(
-            number=attempt.number,
-            state=AttemptState(attempt.state),
-            event_offset=attempt.event_offset,
-            started_at=attempt.started_at,
-            stop_asked_at=attempt.stop_asked_at,
-        ),
+        attempt=None if attempt is None else _attempt(attempt),
+    )
+
+
+def _attempt(row: AttemptTable) -> Attempt:
+    return Attempt(
+        number=row.number,
+        state=AttemptState(row.state),
+        event_offset=row.event_offset,
+        started_at=row.started_at,
+        stop_asked_at=row.stop_asked_at,
+        stop_for=row.stop_for,
+        retries=row.retries,
+        reason=row.reason,
+        cause=row.cause,
+        ended_at=row.ended_at,
     )

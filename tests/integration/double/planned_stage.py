@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,40 @@ def _stream(context: StageContext, name: str) -> None:
         context.stop_requested.wait(0.01)
 
 
+def _on_attempt(context: StageContext, when: list[Any]) -> None:
+    """[n, word, argument]: do that only in the nth process life."""
+    number, word, argument = when
+    if int(Path(sys.argv[1]).name) == number:
+        WORDS[word](context, argument)
+
+
+def _vanish(_: StageContext, __: None) -> None:
+    """Shim and stage are gone at once."""
+    os.kill(os.getppid(), signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _until_stopped_saving(context: StageContext, _: None) -> None:
+    """As a training does: save unless the work is not wanted."""
+    context.stop_requested.wait()
+    (context.output_dir / "saved").write_text(str(context.save_when_stopped()))
+    context.check_stop()
+
+
+def _deaf_until_file(context: StageContext, name: str) -> None:
+    """Asked to stop, it stops only once a file appears."""
+    context.stop_requested.wait()
+    _finish_at_file(context, name)
+    context.check_stop()
+
+
+def _finish_at_file(_: StageContext, name: str) -> None:
+    """Goes on when a file appears, asked to stop or not."""
+    pause = threading.Event()
+    while not Path(name).exists():
+        pause.wait(0.01)
+
+
 def _until_stopped(context: StageContext, _: None) -> None:
     context.stop_requested.wait()
     context.check_stop()
@@ -90,6 +125,38 @@ def _child(context: StageContext, options: dict[str, bool]) -> None:
     (context.output_dir / "child").write_text(str(child.pid))
 
 
+def _grab(_: StageContext, megabytes: int) -> None:
+    held = [os.urandom(1 << 20) for _ in range(megabytes)]
+    sys.stdout.write(f"holds {len(held)} MB\n")
+
+
+class Deadlocked:
+    """A dataset whose rows never come."""
+
+    def __init__(self, reached: str) -> None:
+        self._reached = reached
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, _: int) -> int:
+        lock = threading.Lock()
+        lock.acquire()
+        Path(self._reached).touch()
+        return lock.acquire()  # here it stands
+
+
+def _deadlocked_loader(context: StageContext, method: str) -> None:
+    from torch.utils.data import DataLoader  # noqa: PLC0415 - takes seconds
+
+    reached = str(context.output_dir / "reached")
+    loader: Any = DataLoader(Deadlocked(reached), num_workers=1, multiprocessing_context=method)  # type: ignore[arg-type]
+    rows = iter(loader)
+    _finish_at_file(context, reached)
+    context.phase("training")
+    next(rows)
+
+
 def _raise(_: StageContext, which: str) -> None:
     raise ERRORS[which]
 
@@ -110,11 +177,18 @@ WORDS: dict[str, Any] = {
     "raw": _raw,
     "stream": _stream,
     "until_stopped": _until_stopped,
+    "until_stopped_saving": _until_stopped_saving,
+    "on_attempt": _on_attempt,
+    "vanish": _vanish,
+    "deaf_until_file": _deaf_until_file,
+    "finish_at_file": _finish_at_file,
     "deaf": _deaf,
     "forever": _forever,
     "until_file": _until_file,
     "child": _child,
     "raise": _raise,
+    "deadlocked_loader": _deadlocked_loader,
+    "grab": _grab,
     "kill": _kill,
     "exit": _exit,
 }

@@ -172,3 +172,40 @@ def test_summaries_are_for_people():
     )
     assert view_of(new).epoch == 1
     assert [duration(seconds) for seconds in (0.4, 59, 61, 3700)] == ["0 s", "59 s", "1 min 1 s", "1 h 1 min"]
+
+
+FULL = {"shm_free_bytes": 4096, "shm_total_bytes": 64 << 20}
+
+
+@pytest.mark.parametrize(
+    ("exit_record", "events", "reason", "words"),
+    [
+        (ExitRecord(signal="SIGKILL", oom_kills=1), [], Reason.OUT_OF_HOST_MEMORY, "the kernel killed 1"),
+        (ExitRecord(signal="SIGKILL", kernel_log="Killed process 7"), [], Reason.OUT_OF_HOST_MEMORY, "probably"),
+        (ExitRecord(signal="SIGKILL", oom_kills=1, oom_group_shared=True), [], Reason.OUT_OF_HOST_MEMORY, "probably"),
+        (ExitRecord(code=1, oom_kills=1, oom_group_shared=True), [], Reason.INTERNAL_ERROR, "exit code 1"),
+        (ExitRecord(signal="SIGKILL", oom_kills=0), [], Reason.KILLED_BY_SIGNAL, "SIGKILL"),
+        (ExitRecord(signal="SIGSEGV", oom_kills=1), [], Reason.KILLED_BY_SIGNAL, "SIGSEGV"),
+        (ExitRecord(code=1, oom_kills=1), [], Reason.OUT_OF_HOST_MEMORY, "exit code 1; the kernel killed 1"),
+        (ExitRecord(code=3, oom_kills=1), [ERROR], Reason.BAD_DATA, "row 7"),
+        (ExitRecord(signal="SIGBUS", **FULL), [], Reason.SHARED_MEMORY_EXHAUSTED, "shared memory"),
+        (
+            ExitRecord(signal="SIGBUS", shm_free_bytes=32 << 20, shm_total_bytes=64 << 20),
+            [],
+            Reason.KILLED_BY_SIGNAL,
+            "SIGBUS",
+        ),
+    ],
+)
+def test_evidence_of_the_system(exit_record, events, reason, words):
+    new, _ = look(RUNNING, lines=lines(*events), end=End(exit_record))
+    assert new.reason == reason
+    assert words in new.cause
+    assert new.hint
+
+
+def test_a_time_limit_the_shim_kept_alone_counts_also_when_it_had_to_kill():
+    end = End(ExitRecord(signal="SIGKILL", stop_asked="time_limit", killed_after_grace=True))
+    new, _ = look(RUNNING, end=end)
+    assert (new.state, new.reason) == ("failed", Reason.TIME_LIMIT)
+    assert "killed when its grace was over" in new.cause

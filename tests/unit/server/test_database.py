@@ -127,6 +127,21 @@ def test_a_cancel_that_comes_while_an_end_is_judged_is_not_lost(database):
         assert queries.save(session, fresh, replace(fresh, state=JobState.CANCELLED)).state == JobState.CANCELLED
 
 
+def test_fault_19_wal_growth(database, tmp_path):
+    """Readers that come and go between writes never keep the write-ahead log from starting over."""
+    with database.write() as session:
+        queries.insert_jobs(session, [new_job("a")])
+    for number in range(600):
+        with database.write() as session:
+            session.execute(text("UPDATE jobs SET hint = :text"), {"text": str(number) * 2000})
+        if number % 10 == 0:
+            with database.read() as session:
+                queries.unfinished_jobs(session)
+    assert (tmp_path / "eyas.db-wal").stat().st_size < 16 << 20
+    with database.engine.connect() as connection:
+        assert connection.exec_driver_sql("PRAGMA journal_size_limit").scalar_one() == 64 << 20
+
+
 def test_snapshots_never_go_back(database):
     with database.write() as session:
         queries.insert_jobs(session, [new_job("a"), new_job("b")])

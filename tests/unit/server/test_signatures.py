@@ -2,11 +2,17 @@
 
 import json
 import time
+from datetime import UTC, datetime
 
 import pytest
 
-from eagle3_core.contract.exits import Reason
+from eagle3_core.contract.exits import ExitCode, Reason
+from server.domain.advance import finish
+from server.domain.job import Attempt, Job
+from server.domain.outcome import End, ExitRecord
+from server.domain.progress import StageError, Status
 from server.domain.signatures import END_BYTES, RULES, find_signature
+from server.domain.states import AttemptState, JobState
 from tests.cases import make_case
 
 EXPECTED = {
@@ -107,3 +113,38 @@ def test_odd_bytes_and_long_lines_cost_little():
         assert find_signature(filler + b"\nRuntimeError: CUDA out of memory.") is not None
     assert find_signature(b"RuntimeError: CUDA out of memory.\n" + b"-\n" * END_BYTES) is None
     assert time.process_time() - started < 2
+
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+OOM = b"step 8 loss 2.1\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+
+
+def why(log_end, error=None, **record):
+    """Reason and cause of a running job that ended like this."""
+    job = Job(1, "j", "j", "external", {}, "/o", NOW, JobState.RUNNING, attempt=Attempt(1, AttemptState.RUNNING))
+    job = finish(Job(**{**vars(job), "status": Status(error=error)}), End(ExitRecord(**record), log_end=log_end), NOW)
+    return job.reason, job.cause
+
+
+def test_the_log_is_asked_only_where_the_stage_does_not_know():
+    failed = int(ExitCode.PROGRAM_FAILED)
+    said = StageError(exit_code=failed, cause="/bin/x exited with code 1 of its own accord")
+    reason, cause = why(OOM + b"error: " + said.cause.encode() + b"\n", said, code=failed)
+    assert reason == Reason.OUT_OF_GPU_MEMORY
+    assert cause == f"{OOM.decode().splitlines()[1]}; {said.cause}"
+    assert why(b"nothing\n", said, code=failed) == (Reason.INTERNAL_ERROR, said.cause)
+    assert why(OOM, code=1)[0] == Reason.OUT_OF_GPU_MEMORY
+    known = StageError(exit_code=3, cause="row 7 is damaged")
+    assert why(OOM, known, code=3) == (Reason.BAD_DATA, "row 7 is damaged")
+    bug = StageError(exit_code=1, cause="RuntimeError: CUDA error: out of memory")
+    log = b"Traceback (most recent call last):\nRuntimeError: CUDA error: out of memory\nerror: " + bug.cause.encode()
+    assert why(log, bug, code=1) == (Reason.OUT_OF_GPU_MEMORY, bug.cause)
+
+
+def test_a_signal_counts_unless_the_process_raised_it_itself():
+    watchdog = f"[rank0]:{WATCHDOG}".encode()
+    reason, cause = why(watchdog, signal="SIGABRT")
+    assert reason == Reason.COLLECTIVE_FAILED
+    assert cause.endswith("; killed by SIGABRT")
+    assert why(watchdog, signal="SIGKILL") == (Reason.KILLED_BY_SIGNAL, "killed by SIGKILL")
+    assert why(b"", signal="SIGABRT") == (Reason.KILLED_BY_SIGNAL, "killed by SIGABRT")

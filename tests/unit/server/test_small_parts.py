@@ -17,7 +17,7 @@ from server.errors import StartupError
 from server.services import auth
 from server.services.auth import Gate, read_or_make_token
 from server.services.observer import last_words
-from server.services.records import order_stop
+from server.services.orders import order_stop
 from server.services.runtime import Runtime
 from server.settings import Settings, unknown_variables, worker_environment
 from server.system import clock, locks
@@ -149,6 +149,6 @@ def test_on_a_full_disk_an_empty_file_is_the_order_to_stop(tmp_path, monkeypatch
         raise OSError(errno.ENOSPC, "No space left on device")
 
     job = JobDir(tmp_path / "j")
-    monkeypatch.setattr("server.services.records.write_json", full)
+    monkeypatch.setattr("server.services.orders.write_json", full)
     order_stop(job, 3.0)
     assert job.cancel.read_bytes() == b""

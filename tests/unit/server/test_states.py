@@ -8,6 +8,7 @@ from server.domain.states import (
     FINAL_JOB,
     LIVE_ATTEMPT,
     TABLE,
+    WAITING_JOB,
     AttemptState,
     IllegalMove,
     Intents,
@@ -55,8 +56,25 @@ def test_no_walk_comes_back_to_a_state_it_left(triggers):
         state = new
 
 
+ALL_INTENTS = st.builds(Intents, cancel=st.booleans(), dependency_failed=st.booleans(), pause=st.booleans())
+
+
+@given(ALL_INTENTS, st.lists(st.sampled_from(list(AttemptState)), max_size=3))
+def test_a_job_with_another_attempt_to_come_waits_unless_it_lives_or_was_done(intents, attempts):
+    state = job_state(intents, attempts, another=True)
+    if not attempts or attempts[-1] in FINAL_ATTEMPT - {AttemptState.DONE}:
+        if not attempts and intents.dependency_failed:
+            assert state == JobState.FAILED
+        elif intents.cancel:
+            assert state == JobState.CANCELLED
+        else:
+            assert state == (JobState.PAUSED if intents.pause else JobState.QUEUED)
+    else:
+        assert state == job_state(intents, attempts)
+
+
 @given(
-    st.builds(Intents, cancel=st.booleans(), dependency_failed=st.booleans()),
+    ALL_INTENTS,
     st.lists(st.sampled_from(list(AttemptState)), max_size=3),
 )
 def test_a_job_is_final_exactly_when_its_last_attempt_is(intents, attempts):
@@ -66,4 +84,4 @@ def test_a_job_is_final_exactly_when_its_last_attempt_is(intents, attempts):
         assert (state == JobState.SUCCEEDED) == (attempts[-1] == AttemptState.DONE)
         assert state != JobState.CANCELLED or intents.cancel
     else:
-        assert (state == JobState.QUEUED) == (not intents.cancel and not intents.dependency_failed)
+        assert (state in WAITING_JOB) == (not intents.cancel and not intents.dependency_failed)

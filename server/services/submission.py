@@ -47,7 +47,10 @@ class JobRequest(BaseModel):
 
     name: NameText | None = None
     stage: str = Field(description="prepare, extract, train, validate, evaluate or external")
-    params: dict[str, Any] = Field(description="the parameters of the stage")
+    params: dict[str, Any] = Field(
+        description="the parameters of the stage",
+        json_schema_extra={"anyOf": [params.model_json_schema() for params in STAGES.values()]},
+    )
     depends_on: list[NameText] = Field([], max_length=100, description="ids of jobs, or names of jobs of this chain")
     retry: RetryPolicy = Field(RetryPolicy(), description="which ends are followed by another attempt")
     max_seconds: float | None = Field(

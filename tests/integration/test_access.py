@@ -6,6 +6,8 @@ import socket
 import httpx
 import pytest
 
+from eagle3_core.contract.params import STAGES
+
 
 @pytest.fixture(scope="module")
 def http(shared):
@@ -144,6 +146,12 @@ def test_other_refusals_are_problems_too(http, token):
     ):
         assert answer.status_code in (404, 405)
         assert answer.headers["content-type"] == "application/problem+json"
+
+
+def test_openapi_describes_the_parameters_of_every_stage(http, token):
+    document = http.get("/openapi.json", headers=token).json()
+    described = document["components"]["schemas"]["JobRequest"]["properties"]["params"]["anyOf"]
+    assert [set(schema["properties"]) for schema in described] == [set(p.model_fields) for p in STAGES.values()]
 
 
 def test_openapi_names_its_operations(http, token):

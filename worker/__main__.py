@@ -34,6 +34,7 @@ from eagle3_core.contract.jobdir import (
 )
 from worker import stacks
 from worker.evidence import KernelLog, oom_counter, oom_kills, others_in_group, shared_memory_free
+from worker.group import JobGroup
 
 PR_SET_CHILD_SUBREAPER = 36
 CANCEL = "cancel"
@@ -90,7 +91,8 @@ class Shim:
         self.started = (utc_now(), boottime())
         self.exit = ExitRecord(attempt.exit)
         self.stack_taken: object = None
-        self.counter = oom_counter()
+        self.group = JobGroup(self.job_id)
+        self.counter = self.group.counter or oom_counter()
         self.oom_kills_before = oom_kills(self.counter)
         self.kernel_log = KernelLog()
         self.shm_free: tuple[int, int] | None = None
@@ -129,6 +131,7 @@ class Shim:
         except OSError as error:
             self.record(f"{type(error).__name__}: {error}", 0)
             return
+        self.group.take(stage.pid)
         described = False
         descriptor = os.pidfd_open(stage.pid)
         while self.status is None:
@@ -142,7 +145,9 @@ class Shim:
             self.look_at_shared_memory()
             self.reap(stage.pid)
         evidence = self.evidence(stage.pid)
-        self.record(None, self.clear_up(), evidence)
+        left_behind = self.clear_up()
+        self.group.remove()
+        self.record(None, left_behind, evidence)
 
     def look_at_shared_memory(self) -> None:
         """Keep the scarcer of the last two looks: what a dead process held is free again."""

@@ -15,12 +15,12 @@ _KILLED = re.compile(r"(?:oom-kill:.*\bpid=|Killed process )(\d+)")
 _INITIAL_PID_NAMESPACE = "pid:[4026531836]"
 
 
-def oom_counter(groups: Path = _GROUPS, membership: Path = Path("/proc/self/cgroup")) -> Path | None:
-    """The file that counts what the kernel's memory killer did in this process's own group, or None."""
+def own_groups(groups: Path = _GROUPS, membership: Path = Path("/proc/self/cgroup")) -> list[Path]:
+    """Where the memory group (v1) and the group (v2) this process is in may be, the likeliest first."""
     try:
         lines = membership.read_text().splitlines()
     except OSError:
-        return None
+        return []
     candidates = []
     for line in lines:
         number, _, rest = line.partition(":")
@@ -28,11 +28,19 @@ def oom_counter(groups: Path = _GROUPS, membership: Path = Path("/proc/self/cgro
         place = path.lstrip("/")
         if "memory" in controllers.split(","):
             # In a container the path may be the host's, while only the container's own group is mounted.
-            candidates += [groups / "memory" / place / "memory.oom_control", groups / "memory" / "memory.oom_control"]
+            candidates += [groups / "memory" / place, groups / "memory"]
         elif number == "0":
-            candidates += [groups / place / "memory.events", groups / "unified" / place / "memory.events"]
-            candidates += [groups / "memory.events"]
-    return next((file for file in candidates if file.is_file()), None)
+            candidates += [groups / place, groups / "unified" / place, groups]
+    return candidates
+
+
+def oom_counter(groups: Path = _GROUPS, membership: Path = Path("/proc/self/cgroup")) -> Path | None:
+    """The file that counts what the kernel's memory killer did in this process's own group, or None."""
+    for group in own_groups(groups, membership):
+        for name in ("memory.oom_control", "memory.events"):
+            if (group / name).is_file():
+                return group / name
+    return None
 
 
 def oom_kills(counter: Path | None) -> int | None:

@@ -1,8 +1,9 @@
 """Finding and ending all processes of a job. Standard library only.
 
-Two nets, because each misses something: descendants (a child that called setsid is still one, as the shim is
-subreaper) and the job's mark in the environment (found even when the shim is dead). A pid is turned into a pidfd
-first and judged again afterwards, so that a signal never reaches a later holder of the number.
+Three nets, because each misses something: descendants (a child that called setsid is still one, as the shim is
+subreaper), the job's mark in the environment (found even when the shim is dead), and the job's control group where
+one could be made (found even with another environment). A pid is turned into a pidfd first and judged again
+afterwards, so that a signal never reaches a later holder of the number.
 """
 
 import contextlib
@@ -14,6 +15,9 @@ from pathlib import Path
 from eagle3_core.contract.identity import start_ticks
 from eagle3_core.contract.jobdir import JOB_ID_VARIABLE
 
+GROUP_PREFIX = "eyas-"
+"""A job's control group is named by this and its id."""
+
 
 def all_pids() -> list[int]:
     """Every process seen from here."""
@@ -21,12 +25,19 @@ def all_pids() -> list[int]:
 
 
 def carries_mark(pid: int, job_id: str) -> bool:
-    """Whether a process was started with this job's mark in its environment."""
+    """Whether a process was started with this job's mark in its environment, or is in its control group."""
+    mark, group = f"{JOB_ID_VARIABLE}={job_id}".encode(), f"{GROUP_PREFIX}{job_id}".encode()
+    if mark in _read(pid, "environ").split(b"\0"):
+        return True
+    return group in _read(pid, "cgroup").replace(b"\n", b"/").split(b"/")
+
+
+def _read(pid: int, file: str) -> bytes:
+    """A file of /proc/PID; nothing where it cannot be read."""
     try:
-        environment = Path(f"/proc/{pid}/environ").read_bytes()
+        return Path(f"/proc/{pid}/{file}").read_bytes()
     except OSError:
-        return False
-    return f"{JOB_ID_VARIABLE}={job_id}".encode() in environment.split(b"\0")
+        return b""
 
 
 def marked(job_id: str) -> list[int]:

@@ -12,7 +12,7 @@ def submit(daemon, request, key):
     return daemon.client._send("POST", "/jobs", request, {"Idempotency-Key": key})
 
 
-def test_the_same_key_and_body_store_one_job(shared):
+def test_fault_05_the_same_key_and_body_store_one_job(shared):
     daemon, planned = shared
     request = planned(["print", "x"])
     request["params"]["output_dir"] = str(daemon.root / "once")

@@ -24,7 +24,7 @@ def whole_story(daemon, job_id):
     return events, log
 
 
-def test_killed_daemon_adopts_the_running_job(planned_daemon, planned, tmp_path, wait_for):
+def test_fault_07_a_killed_daemon_adopts_the_running_job(planned_daemon, planned, tmp_path, wait_for):
     daemon = planned_daemon()
     [stored] = daemon.client.submit(planned(["stream", str(tmp_path / "go")]))
 

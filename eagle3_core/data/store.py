@@ -79,9 +79,9 @@ class StoreIndex(_Frozen):
 
 @dataclass(frozen=True)
 class StoredRow:
-    """One sequence: token_ids int64 [T], loss_mask bool [T], aux [T, A, H], last [T, H]."""
+    """One sequence: token_ids int64 [T], loss_mask bool [T], aux [T, A, H], last [T, H]; `where`: shard and row."""
 
-    row: int
+    where: str
     token_ids_T: Tensor
     loss_mask_T: Tensor
     aux_TAH: Tensor
@@ -106,7 +106,7 @@ class StoreWriter:
         check_states(states_TLH, len(token_ids_T), self._meta, f"row {row}")
         states = states_TLH.to(DTYPES[self._meta.dtype])
         entry = RowEntry(row=row, start=0, length=len(token_ids_T), prompt=prompt)
-        self._pending.append((entry, StoredRow(row, token_ids_T, loss_mask_T, states[:, :-1], states[:, -1])))
+        self._pending.append((entry, StoredRow(f"row {row}", token_ids_T, loss_mask_T, states[:, :-1], states[:, -1])))
         self._pending_bytes += states.numel() * states.element_size()
         if self._pending_bytes >= self._shard_bytes:
             self._flush()
@@ -221,8 +221,9 @@ class HiddenStateStore:
             states, ids, mask = (_span(file, name, *span) for name in ("hidden_states", "token_ids", "loss_mask"))
         except UnreadableFile as error:
             raise BadData(f"{error}; extract again") from error
-        check_states(states, length, self.meta, f"{file.path}, row {row.row}")
-        return StoredRow(row.row, ids, mask, states[:, :-1], states[:, -1])
+        where = f"{file.path}, row {row.row}"
+        check_states(states, length, self.meta, where)
+        return StoredRow(where, ids, mask, states[:, :-1], states[:, -1])
 
     def masks(self, max_seq_len: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """(token_ids int64 [T], loss_mask bool [T]) of every row, without reading any state."""

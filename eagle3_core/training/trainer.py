@@ -227,7 +227,7 @@ class Trainer:
         return torch.autocast(self.device.type, torch.bfloat16)
 
     def _optimize(self, loss: Tensor, row: StoredRow) -> float:
-        where = f"at step {self.step + 1}, on row {row.row} of the store"
+        where = f"at step {self.step + 1}, on {row.where}"
         if not torch.isfinite(loss):
             raise Diverged(f"the loss is {float(loss.detach())} {where}; lower lr or grad_clip, or check that row")
         self.optimizer.zero_grad(set_to_none=True)

@@ -133,7 +133,8 @@ def test_a_row_is_read_by_its_own_bytes(store: Path) -> None:
     opened = HiddenStateStore(store)
     assert len(opened.index.shards) > 1, "rows must lie in several shards"
     row = opened.read(5, max_seq_len=7)
-    assert (row.row, row.aux_TAH.shape, row.last_TH.shape) == (5, (7, 3, tiny.HIDDEN), (7, tiny.HIDDEN))
+    assert row.where.endswith("safetensors, row 5")
+    assert (row.aux_TAH.shape, row.last_TH.shape) == ((7, 3, tiny.HIDDEN), (7, tiny.HIDDEN))
     whole = opened.read(5)
     assert torch.equal(whole.aux_TAH[:7], row.aux_TAH)
     assert torch.equal(list(opened.masks())[5][0], whole.token_ids_T)

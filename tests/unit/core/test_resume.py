@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 from eagle3_core.contract.events import EventWriter
 from eagle3_core.contract.params import TrainParams
+from eagle3_core.errors import Diverged
 from tests import tiny
 from worker.context import StageContext, StageResult, Stopped
 from worker.stages import train
@@ -119,3 +120,9 @@ def test_checkpoints_within_an_epoch_when_due_and_when_asked_for(tmp_path: Path,
     told = [Path(event["path"]).name for event in events_of(tmp_path / "out", 0, "checkpoint")]
     assert told == ["step_1", "step_5", "0", "step_10", "1"]
     assert {event["verdict"] for event in events_of(tmp_path / "out", 0, "verdict")} == {"valid"}
+
+
+def test_a_loss_that_is_not_finite_names_step_and_file(tmp_path: Path, inputs: dict[str, Any]) -> None:
+    with pytest.raises(Diverged, match=r"at step 2, on .*/shard_0000\d.safetensors, row \d; lower lr"):
+        run(inputs | {"lr": 1e30, "warmup_ratio": 0.0}, tmp_path / "out")
+    assert list((tmp_path / "out").iterdir()) == []

@@ -54,8 +54,7 @@ def resolve_shape(
     """
     _check_store(params, files, meta)
     chosen: dict[str, Any] = {
-        name: dict(params)[name] if dict(params)[name] is not None else _verifier_size(files, name)
-        for name in SHAPE_FIELDS
+        name: dict(params)[name] if dict(params)[name] is not None else vars(files)[name] for name in SHAPE_FIELDS
     }
     chosen |= {name: bool(dict(params)[name]) for name in FLAG_FIELDS}
     chosen |= {
@@ -108,16 +107,6 @@ def _check_store(params: TrainParams, files: VerifierFiles, meta: StoreMeta) -> 
             f"aux_layer_ids {list(params.aux_layer_ids)} were asked for, data_dir {params.data_dir} holds the states "
             f"entering layers {list(meta.layer_ids)}; extract again, or leave aux_layer_ids out"
         )
-
-
-def _verifier_size(files: VerifierFiles, name: str) -> int:
-    sizes = {
-        "intermediate_size": files.intermediate_size,
-        "num_attention_heads": files.num_attention_heads,
-        "num_key_value_heads": files.num_key_value_heads,
-        "head_dim": files.head_dim,
-    }
-    return sizes[name]
 
 
 def _from_source(params: TrainParams, meta: StoreMeta, source: DrafterSource, overrides: list[str]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """train: hidden states -> an EAGLE-3 drafter; one judged checkpoint an epoch."""
 
+import itertools
 import time
 from contextlib import closing
 from dataclasses import dataclass
@@ -30,8 +31,7 @@ from eagle3_core.verifier.tensors import load_verifier_weights
 from worker.checkpoints import CheckpointKeeper
 from worker.context import StageContext, StageResult, Stopped
 from worker.device import pick_device
-
-INTERVAL_S = 1.0
+from worker.progress import INTERVAL_S
 
 
 @dataclass
@@ -85,7 +85,8 @@ def _go_on(context: StageContext, training: Run) -> None:
         return
     for path, why in found.passed_over:
         context.warn("checkpoint_passed_over", f"{path} is not gone on from, and renamed: {why}")
-        path.rename(path.with_name(f"{path.name}.unsound"))
+        names = (path.with_name(f"{path.name}.unsound{number or ''}") for number in itertools.count())
+        path.rename(next(name for name in names if not name.exists()))
     restore(training.trainer, found)
     training.keeper.latest, training.keeper.latest_step = found.path, found.step
     position = training.trainer.position

@@ -105,12 +105,18 @@ def test_a_damaged_checkpoint_is_passed_over_by_name(tmp_path: Path, inputs: dic
     data = bytearray(file.read_bytes())
     data[-1] ^= 0xFF
     file.write_bytes(data)
+    (output / f"{within.name}.unsound" / "of-an-earlier-attempt").mkdir(parents=True)
     result = run(inputs, output)
     assert result.data["steps"] == 12
     [warning] = events_of(output, 2, "warning")
     assert warning["code"] == "checkpoint_passed_over"
     assert within.name in warning["message"]
-    assert sorted(path.name for path in output.iterdir()) == ["0", "1", f"{within.name}.unsound"]
+    assert sorted(path.name for path in output.iterdir()) == [
+        "0",
+        "1",
+        f"{within.name}.unsound",
+        f"{within.name}.unsound1",
+    ]
 
 
 def test_checkpoints_within_an_epoch_when_due_and_when_asked_for(tmp_path: Path, inputs: dict[str, Any]) -> None:

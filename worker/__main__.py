@@ -3,8 +3,8 @@
     daemon --spawns--> shim (python -P -m worker ATTEMPT_DIR) --spawns--> stage (python -P -m worker.run ATTEMPT_DIR)
 
 It needs no daemon: whoever writes cancel.json, pause.json or stop.json into control/ has the stage stopped, and so does
-the time limit. It makes process.json before the stage
-exists (from then on the attempt counts as begun), and exit.json when stage and everything it left behind are gone.
+the time limit. It makes process.json before the stage exists (from then on the attempt counts as begun), and exit.json
+when stage and everything it left behind are gone.
 """
 
 import contextlib

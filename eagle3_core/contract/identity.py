@@ -46,12 +46,6 @@ def start_ticks(pid: int) -> int | None:
     return None if fields[0] in (b"Z", b"X") else int(fields[19])
 
 
-def identify(pid: int) -> ProcessIdentity | None:
-    """The identity of a live process, or None."""
-    ticks = start_ticks(pid)
-    return None if ticks is None else ProcessIdentity(pid, ticks, boot_id())
-
-
 def is_alive(identity: ProcessIdentity) -> bool:
     """Whether this very process (not a later holder of its pid) still runs on this boot."""
     return identity.boot_id == boot_id() and start_ticks(identity.pid) == identity.start_ticks

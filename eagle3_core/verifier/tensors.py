@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from eagle3_core.contract.headers import read_header
 from eagle3_core.contract.verifier_files import VerifierFiles
 from eagle3_core.contract.weight_files import TensorLocation
 from eagle3_core.errors import BadInput, UnreadableFile
@@ -89,18 +88,6 @@ def load_rows(location: TensorLocation, rows: Tensor) -> Tensor:
             block = torch.frombuffer(data, dtype=out.dtype).reshape(-1, width)
             out[order[first:last]] = block[in_order[first:last] - low]
     return out
-
-
-def read_tensor(path: Path, name: str) -> Tensor:
-    """One tensor of one safetensors file by name.
-
-    Raises:
-        UnreadableFile: the file is damaged or does not hold the name.
-    """
-    info = read_header(path).tensors.get(name)
-    if info is None:
-        raise UnreadableFile(path, "missing_tensor", f"holds no tensor {name!r}", name)
-    return load_tensor(TensorLocation(name, path, info))
 
 
 @dataclass(frozen=True)

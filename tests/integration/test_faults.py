@@ -15,7 +15,7 @@ import pytest
 
 from client.http import ApiError, Unreachable
 from eagle3_core.contract import proctree
-from eagle3_core.contract.identity import identify, start_ticks
+from eagle3_core.contract.identity import start_ticks
 from tests.chaos.daemon import Clock, libfaketime, zombies
 from tests.integration.conftest import DOUBLE, Planner, worker_python
 from tests.integration.double.dying_daemon import POINTS
@@ -86,7 +86,7 @@ def test_fault_02_zombies(shared, wait_for):
     wait_for(lambda: not zombies({daemon.pid}), what="no defunct shim")
     child = subprocess.Popen(["/bin/true"])
     wait_for(lambda: zombies({os.getpid()}))
-    assert identify(child.pid) is None  # defunct is gone, although a signal could be sent
+    assert start_ticks(child.pid) is None  # defunct is gone, although a signal could be sent
     os.kill(child.pid, 0)
     child.wait()
 

@@ -16,7 +16,7 @@ from eagle3_core.contract.verifier_files import (
     tokenizer_fingerprint,
 )
 from eagle3_core.errors import BadInput, UnreadableFile
-from eagle3_core.verifier.tensors import load_rows, load_tensor, load_verifier_weights, read_tensor, tensor_chunks
+from eagle3_core.verifier.tensors import load_rows, load_tensor, load_verifier_weights, tensor_chunks
 from tests.cases import make_case
 from tests.makers import (
     VERIFIER,
@@ -463,7 +463,6 @@ def test_tensors_are_read_by_byte_range(tmp_path: Path) -> None:
     head = shard["language_model.lm_head.weight"]
     assert torch.equal(load_tensor(files.head), head)
     assert torch.equal(load_rows(files.head, wanted), head[wanted])
-    assert torch.equal(read_tensor(files.head.file, files.head.name), head)
     assert torch.equal(torch.cat([piece.clone() for piece in tensor_chunks(files.head, 100)]), head.flatten())
     weights = load_verifier_weights(files, wanted)
     assert torch.equal(weights.head, head[wanted])
@@ -471,8 +470,6 @@ def test_tensors_are_read_by_byte_range(tmp_path: Path) -> None:
     assert weights.describe()[1] == "language_model.lm_head.weight model-00006-of-00006.safetensors [64, 16] BF16"
     with pytest.raises(BadInput, match="64"):
         load_verifier_weights(files, torch.tensor([64]))
-    with pytest.raises(UnreadableFile, match="no tensor 'x'"):
-        read_tensor(files.head.file, "x")
 
 
 def test_only_the_wanted_shards_are_needed_for_the_weights(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from eagle3_core.model.rope import inverse_frequencies, rotate, rotation
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight, the mean square taken in float32."""
+    """x / rms(x) * weight, the mean square taken in float32 at least."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -33,7 +33,8 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Same shape and dtype as x."""
-        return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), self.eps).to(x.dtype)
+        wide = torch.promote_types(x.dtype, torch.float32)
+        return F.rms_norm(x.to(wide), self.weight.shape, self.weight.to(wide), self.eps).to(x.dtype)
 
 
 @dataclass
@@ -118,7 +119,8 @@ class Attention(nn.Module):
         hidden_from = torch.arange(keys.k_TnD.shape[0], device=q.device)[None, :] > rows_R[:, None]
         scores = scores.masked_fill(hidden_from, float("-inf"))
         own = [torch.einsum("kgrd,rkd->kgr", q, k)[..., None] for k in keys.chain_k]
-        weights = torch.cat((scores, *own), dim=-1).float().softmax(-1).to(q.dtype)
+        wide = torch.promote_types(q.dtype, torch.float32)
+        weights = torch.cat((scores, *own), dim=-1).softmax(-1, dtype=wide).to(q.dtype)
         total = keys.k_TnD.shape[0]
         out = weights[..., :total] @ keys.v_TnD.transpose(0, 1)[:, None]
         for index, v in enumerate(keys.chain_v):

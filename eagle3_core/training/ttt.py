@@ -93,7 +93,8 @@ def score_sequence(
         out = drafter.step(ids[step : step + count], h, rows_R, step, keys)
         chosen = rows_KR[step].nonzero()[:, 0]
         which = target_row[chosen + 1 + step]
-        logq = drafter.logits(out[chosen]).float().log_softmax(-1)
+        logits = drafter.logits(out[chosen])
+        logq = logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
         divergence = torch.nn.functional.kl_div(logq, target_p[which], reduction="sum")
         correct = (logq.argmax(-1) == target_best[which]).sum()
         scores.append(StepScore(divergence, correct, len(chosen)))

@@ -1,0 +1,172 @@
+"""Head and loss of all TTT steps at once, a chunk of targets at a time: loss and gradient in one go.
+
+    for each chunk of targets:                     verifier head -> log p [C, D], once a target
+        for each step: rows scored on this chunk   drafter head -> z [c, D] -> loss, d z -> d h [c, H], d W [D, H]
+
+So nothing of size D is held for more than one chunk, forward or backward. A target serves one row of each step.
+
+C targets (of a chunk), c rows of one step on them, U rows of a step, H hidden, D draft vocabulary, K steps.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from eagle3_core.training.losses import Loss
+from eagle3_core.training.rows import Index, StepRows, as_index, take
+
+TargetHead = Callable[[Tensor], Tensor]
+"""The verifier's last states [C, H] -> its logits over the draft vocabulary, [C, D], float32 at least."""
+
+CHUNK_BYTES = 8 << 20
+"""Of one [C, D] tensor. Three are held; larger ones leave the caches, smaller ones slow the products down."""
+
+
+@dataclass(frozen=True)
+class StepScore:
+    """One TTT step: sums over its counted rows, so that packs can be added up."""
+
+    loss_sum: Tensor
+    """float32 scalar, nats (for `tv` a share)."""
+    correct: Tensor
+    """int64 scalar, rows where the drafter's first choice is the verifier's."""
+    rows: int
+
+
+def score(
+    states: Sequence[Tensor],
+    head_DH: Tensor,
+    last_CH: Tensor,
+    target_head: TargetHead,
+    rows: Sequence[StepRows],
+    weights: Sequence[float],
+    loss: Loss | None,
+) -> tuple[Tensor, list[StepScore]]:
+    """The loss of a pack, and each step's score.
+
+    Args:
+        states: of each step, [U, H] behind the final norm.
+        head_DH: the drafter's head; its gradient is computed when it asks for one.
+        last_CH: the verifier's last states of the targets.
+        target_head: gives the verifier's logits.
+        rows: which of the states are scored, and on which target.
+        weights: what a row's loss counts at each step.
+        loss: see `losses`; None: forward KL.
+
+    Returns:
+        Sum over steps of weight times loss, a scalar that gradients flow from; and the scores, without gradients.
+    """
+    context = _Context(last_CH, target_head, rows, weights, loss)
+    total, sums_K, correct_K = _Score.apply(context, head_DH, *states)
+    counts = [len(step.targets_R) for step in rows]
+    return total, [StepScore(*parts) for parts in zip(sums_K, correct_K, counts, strict=True)]
+
+
+@dataclass(frozen=True)
+class _Context:
+    last_CH: Tensor
+    target_head: TargetHead
+    rows: Sequence[StepRows]
+    weights: Sequence[float]
+    loss: Loss | None
+
+
+class _Score(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, given: _Context, head_DH: Tensor, *states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        wanted = any(ctx.needs_input_grad)
+        d_states = [torch.zeros_like(state) if wanted else None for state in states]
+        d_head_DH = torch.zeros_like(head_DH) if ctx.needs_input_grad[1] else None
+        sums = torch.zeros(len(states), dtype=torch.promote_types(head_DH.dtype, torch.float32), device=head_DH.device)
+        correct = torch.zeros(len(states), dtype=torch.int64, device=head_DH.device)
+        chunk = max(1, CHUNK_BYTES // (4 * head_DH.shape[0]))
+        for start in range(0, len(given.last_CH), chunk):
+            target = _Target.of(given.target_head(given.last_CH[start : start + chunk]))
+            for step, (state, rows, d_state) in enumerate(zip(states, given.rows, d_states, strict=True)):
+                part = _part(rows, start, start + len(target.logp_CD))
+                if part is None:
+                    continue
+                index, on = part
+                h = take(state, index)
+                loss, right, d_z = _score_rows(h @ head_DH.T, target.rows(on), given.loss, wanted)
+                sums[step] += loss
+                correct[step] += right
+                if d_state is not None and d_z is not None:
+                    d_z = d_z.mul_(given.weights[step]).to(head_DH.dtype)
+                    _put(d_state, index, d_z @ head_DH)
+                    if d_head_DH is not None:
+                        d_head_DH.addmm_(d_z.T, h)
+        ctx.grads = (d_head_DH, *d_states)
+        ctx.mark_non_differentiable(sums, correct)
+        total = (sums * sums.new_tensor(given.weights)).sum()
+        return total, sums, correct
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        scaled = [None if grad is None else grad.mul_(grads[0].to(grad.dtype)) for grad in ctx.grads]
+        del ctx.grads
+        return None, *scaled
+
+
+@dataclass(frozen=True)
+class _Target:
+    """The verifier's word on some rows: log p and p [C, D], its first choice [C], sum p log p [C]."""
+
+    logp_CD: Tensor
+    p_CD: Tensor
+    best_C: Tensor
+    negentropy_C: Tensor
+
+    @classmethod
+    def of(cls, logits_CD: Tensor) -> "_Target":
+        logp = logits_CD.log_softmax(-1)
+        p = logp.exp()
+        return cls(logp, p, logp.argmax(-1), torch.linalg.vecdot(p, logp))
+
+    def rows(self, on: Index) -> "_Target":
+        """Those of some rows."""
+        return _Target(*(take(x, on) for x in (self.logp_CD, self.p_CD, self.best_C, self.negentropy_C)))
+
+
+def _part(rows: StepRows, low: int, high: int) -> tuple[Index, Index] | None:
+    """Of one step, the states scored on targets low .. high - 1, and on which of these; None: none."""
+    bounds = torch.searchsorted(rows.targets_R, torch.tensor([low, high])).tolist()
+    if bounds[0] == bounds[1]:
+        return None
+    inside = slice(*bounds)
+    counted = rows.counted
+    if isinstance(counted, Tensor):
+        index: Index = as_index(counted[inside])
+    else:
+        index = slice(counted.start + inside.start, counted.start + inside.stop)
+    return index, as_index(rows.targets_R[inside] - low)
+
+
+def _put(total: Tensor, index: Index, rows: Tensor) -> None:
+    if isinstance(index, Tensor):
+        total.index_copy_(0, index.to(total.device), rows)
+    else:
+        total[index] = rows
+
+
+def _score_rows(
+    z_cD: Tensor, target: _Target, loss: Loss | None, wanted: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Sum of the loss over rows, how many first choices are right, and the gradient [c, D] if wanted."""
+    z_cD = z_cD.to(target.p_CD.dtype)
+    top_c = z_cD.amax(-1)
+    right = (z_cD.gather(1, target.best_C[:, None])[:, 0] >= top_c).sum()
+    if loss is None:
+        cross_c = torch.linalg.vecdot(target.p_CD, z_cD)
+        q = z_cD.softmax(-1)
+        # log-sum-exp without another pass of exponentials: the largest q is exp(top - lse).
+        lse_c = top_c - q.amax(-1).log()
+        return (target.negentropy_C - cross_c + lse_c).sum(), right, q.sub_(target.p_CD) if wanted else None
+    with torch.enable_grad():
+        z = z_cD.detach().requires_grad_()
+        total = loss(target.logp_CD, F.log_softmax(z, -1)).sum()
+    return total.detach(), right, torch.autograd.grad(total, z)[0] if wanted else None

@@ -10,12 +10,13 @@ U queries of a step, B of a block, N step-0 keys, K of a block, n heads, k key h
 Source: the online softmax of Milakov and Gimelshein 2018; Dao et al. 2022 for the backward pass.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from eagle3_core.training.rows import Block, StepRows, take
+from eagle3_core.training.rows import Block, Index, StepRows, add_to, take, within
 
 
 def attend(
@@ -141,20 +142,17 @@ def _softmax(
     return p, (top - p.amax(-1).log()).view(q_kgBD.shape[:3])
 
 
-def _own(chain: Any, rows: StepRows, block: Block) -> list[Tensor]:
+def _own(chain: Sequence[Tensor], rows: StepRows, block: Block) -> list[Tensor]:
     """Each step's own key (or value) of the block's queries, [k, 1, B, D]."""
-    # The last one is this step's, which holds just these rows.
-    earlier = [*rows.earlier[1:], slice(0, len(rows.keys_U))][: len(chain)]
     return [
-        take(tensor, index[block.queries] if isinstance(index, Tensor) else _inside(index, block.queries))
-        .permute(1, 0, 2)
-        .unsqueeze(1)
-        for tensor, index in zip(chain, earlier, strict=True)
+        take(tensor, within(index, block.queries)).permute(1, 0, 2)[:, None]
+        for tensor, index in zip(chain, _chain_places(rows), strict=False)
     ]
 
 
-def _inside(outer: slice, inner: slice) -> slice:
-    return slice(outer.start + inner.start, outer.start + inner.stop)
+def _chain_places(rows: StepRows) -> list[Index]:
+    """Where the rows of this step stand among those of steps 1 .. s; the last one is this step itself."""
+    return [*rows.earlier[1:], slice(0, len(rows.keys_U))]
 
 
 def _own_scores(q_kgBD: Tensor, k_k1BD: Tensor) -> Tensor:
@@ -165,9 +163,4 @@ def _own_scores(q_kgBD: Tensor, k_k1BD: Tensor) -> Tensor:
 def _add_own(total: Tensor, rows: StepRows, step: int, block: Block, part_kgBD: Tensor) -> None:
     """Add a block's gradient of chain keys (or values) of one step to that step's [U_j, k, D]."""
     part = part_kgBD.sum(1).permute(1, 0, 2).to(total.dtype)
-    earlier = [*rows.earlier[1:], slice(0, len(rows.keys_U))]
-    index = earlier[step]
-    if isinstance(index, Tensor):
-        total.index_add_(0, index[block.queries].to(total.device), part)
-    else:
-        total[_inside(index, block.queries)] += part
+    add_to(total, within(_chain_places(rows)[step], block.queries), part)

@@ -16,13 +16,20 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from eagle3_core.model.config import DrafterConfig
 from eagle3_core.model.drafter import Eagle3Drafter, Layer, RMSNorm
 from eagle3_core.model.rope import rotate, rotation
 from eagle3_core.training.attention import attend
-from eagle3_core.training.functions import gated_mlp, rms_norm
+from eagle3_core.training.functions import (
+    WeightSum,
+    collect,
+    gated_mlp,
+    normed_projections,
+    residual_linear,
+    rms_norm,
+)
 from eagle3_core.training.losses import Loss
 from eagle3_core.training.rows import Index, Plan, StepRows, as_index, plan_rows, take
 from eagle3_core.training.score import StepScore, TargetHead, score
@@ -106,7 +113,7 @@ def unroll(drafter: Eagle3Drafter, pack: Pack, dtype: torch.dtype) -> list[Tenso
     embedding_MH = drafter.embed_tokens(pack.ids_M).to(dtype)
     layers = [_LayerRun(layer, dtype) for layer in drafter.layers]
     layers[0].join(embedding_MH, plan)
-    h = _fuse(drafter, pack.aux_NAH.to(dtype))
+    h = collect(_fuse(drafter, pack.aux_NAH.to(dtype)), [weight for layer in layers for weight in layer.weights()])
     states: list[Tensor] = []
     for step, rows in enumerate(plan.steps):
         if step == 0:
@@ -136,76 +143,73 @@ def _norm(norm: RMSNorm, x: Tensor) -> Tensor:
     return rms_norm(x, norm.weight, norm.eps)
 
 
-class _Projection:
-    """W_embedding e + W_hidden x + bias of the first layer, W x + bias of a later one; [R, heads, D]."""
-
-    def __init__(self, linear: nn.Linear, heads: int, dtype: torch.dtype) -> None:
-        self.weight, self.heads = linear.weight.to(dtype), heads
-        self.bias = None if linear.bias is None else linear.bias.to(dtype)
-        self.joined: Tensor | None = None
-
-    def join(self, embedding: Tensor) -> None:
-        """Compute the embedding's half."""
-        of_embedding, self.weight = self.weight.split(embedding.shape[1], dim=1)
-        self.joined = F.linear(embedding, of_embedding, self.bias)
-
-    def __call__(self, x: Tensor, slots: Index) -> Tensor:
-        out = (
-            F.linear(x, self.weight, self.bias)
-            if self.joined is None
-            else torch.addmm(take(self.joined, slots), x, self.weight.T)
-        )
-        return out.view(len(x), self.heads, -1)
-
-
 class _LayerRun:
-    """One layer during one unroll: its weights in the dtype of computation, and the keys it has seen."""
+    """One layer during one unroll: its weights in the dtype of computation, and the keys it has seen.
+
+    The first layer's projections come in halves, [O, 2H] = [O, H] of the embedding beside [O, H] of the hidden state.
+    """
 
     def __init__(self, layer: Layer, dtype: torch.dtype) -> None:
-        self.layer, attention = layer, layer.self_attn
-        self.q = _Projection(attention.q_proj, attention.heads, dtype)
-        self.k = _Projection(attention.k_proj, attention.kv_heads, dtype)
-        self.v = _Projection(attention.v_proj, attention.kv_heads, dtype)
-        self.o, self.o_bias = attention.o_proj.weight.to(dtype), attention.o_proj.bias
-        mlp = layer.mlp
-        self.mlp = tuple(linear.weight.to(dtype) for linear in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
+        attention, mlp = layer.self_attn, layer.mlp
+        self.layer, self.width = layer, attention.head_dim
+        self.norm = layer.hidden_norm if layer.first else layer.input_layernorm
+        linears = (attention.q_proj, attention.k_proj, attention.v_proj)
+        full = [linear.weight.to(dtype) for linear in linears]
+        self.biases = [None if linear.bias is None else linear.bias.to(dtype) for linear in linears]
+        if layer.first:
+            halves = [weight.split(weight.shape[1] // 2, dim=1) for weight in full]
+            self.of_embedding, full = [half[0] for half in halves], [half[1] for half in halves]
+        self.qkv = [WeightSum(weight) for weight in full]
+        self.o = WeightSum(attention.o_proj.weight.to(dtype))
+        self.o_bias = None if attention.o_proj.bias is None else attention.o_proj.bias.to(dtype)
+        self.mlp = [WeightSum(linear.weight.to(dtype)) for linear in (mlp.gate_proj, mlp.up_proj, mlp.down_proj)]
         self.chain: list[tuple[Tensor, Tensor]] = []
 
+    def weights(self) -> list[WeightSum]:
+        """All whose gradients are summed."""
+        return [*self.qkv, self.o, *self.mlp]
+
     def join(self, embedding_MH: Tensor, plan: Plan) -> None:
-        """Take in the embeddings of all slots."""
+        """The embedding's half of the first layer's projections, for all slots."""
         e_MH = _norm(self.layer.input_layernorm, embedding_MH)
-        self.q.join(take(e_MH, plan.query_slots))
-        self.k.join(e_MH)
-        self.v.join(e_MH)
+        inputs = (take(e_MH, plan.query_slots), e_MH, e_MH)
+        self.joined = [F.linear(*each) for each in zip(inputs, self.of_embedding, self.biases, strict=True)]
 
     def first_step(self, h_NH: Tensor, plan: Plan, rows: StepRows, inv_freq: Tensor) -> Tensor:
         """Step 0: keys of all N rows, and the stream [U, H] behind this layer of the given ones."""
-        x, residual = self._input(h_NH)
-        cos_sin = rotation(inv_freq, plan.positions_N.to(x.device), x.dtype)
-        self.keys_kND = rotate(self.k(x, plan.key_slots), cos_sin).transpose(0, 1).contiguous()
-        self.values_kND = self.v(x, plan.key_slots).transpose(0, 1).contiguous()
-        places = as_index(rows.keys_U)
-        return self._rest(take(x, places), take(residual, places), rows, inv_freq)
+        places, everything = as_index(rows.keys_U), slice(0, len(h_NH))
+        q, k, v = self._project(h_NH, (places, everything, everything), rows.query_slots, plan.key_slots)
+        cos_sin = rotation(inv_freq, plan.positions_N.to(h_NH.device), h_NH.dtype)
+        self.keys_kND = rotate(k, cos_sin).transpose(0, 1).contiguous()
+        self.values_kND = v.transpose(0, 1).contiguous()
+        return self._rest(take(self._residual(h_NH), places), q, rows, inv_freq)
 
     def later_step(self, h_UH: Tensor, rows: StepRows, inv_freq: Tensor) -> Tensor:
         """A later step: one more key of each row, and the stream [U, H] behind this layer."""
-        x, residual = self._input(h_UH)
-        cos_sin = rotation(inv_freq, rows.positions_U.to(x.device), x.dtype)
-        self.chain.append((rotate(self.k(x, rows.slots), cos_sin), self.v(x, rows.slots)))
-        return self._rest(x, residual, rows, inv_freq)
+        everything = slice(0, len(h_UH))
+        q, k, v = self._project(h_UH, (everything,) * 3, rows.query_slots, rows.slots)
+        cos_sin = rotation(inv_freq, rows.positions_U.to(h_UH.device), h_UH.dtype)
+        self.chain.append((rotate(k, cos_sin), v))
+        return self._rest(self._residual(h_UH), q, rows, inv_freq)
 
-    def _input(self, h: Tensor) -> tuple[Tensor, Tensor]:
-        """What queries, keys and values are made of, and the residual."""
-        norm = self.layer.hidden_norm if self.layer.first else self.layer.input_layernorm
-        x = _norm(norm, h)
-        return x, x if self.layer.first and self.layer.norm_before_residual else h
+    def _project(self, h: Tensor, places: tuple[Index, ...], query_slots: Index, key_slots: Index) -> list[Tensor]:
+        """Queries, keys and values of the rows at `places`, each [rows, heads, D], not yet rotated."""
+        added = self.biases
+        if self.layer.first:
+            slots = (query_slots, key_slots, key_slots)
+            added = [take(joined, index) for joined, index in zip(self.joined, slots, strict=True)]
+        out = normed_projections(h, self.norm.weight, self.norm.eps, self.qkv, places, added)
+        return [x.unflatten(1, (-1, self.width)) for x in out]
 
-    def _rest(self, x_UH: Tensor, residual_UH: Tensor, rows: StepRows, inv_freq: Tensor) -> Tensor:
-        """Queries, attention, output and MLP."""
-        cos_sin = rotation(inv_freq, rows.positions_U.to(x_UH.device), x_UH.dtype)
-        q = rotate(self.q(x_UH, rows.query_slots), cos_sin)
-        attended = attend(q, self.keys_kND, self.values_kND, self.chain, rows)
-        h_UH = torch.addmm(residual_UH, attended.flatten(1), self.o.T)
+    def _residual(self, h: Tensor) -> Tensor:
+        return _norm(self.norm, h) if self.layer.first and self.layer.norm_before_residual else h
+
+    def _rest(self, residual_UH: Tensor, q_UnD: Tensor, rows: StepRows, inv_freq: Tensor) -> Tensor:
+        """Attention, output and MLP."""
+        cos_sin = rotation(inv_freq, rows.positions_U.to(q_UnD.device), q_UnD.dtype)
+        attended = attend(rotate(q_UnD, cos_sin), self.keys_kND, self.values_kND, self.chain, rows)
+        h_UH = residual_linear(residual_UH, attended.flatten(1), self.o)
         if self.o_bias is not None:
-            h_UH = h_UH + self.o_bias.to(h_UH.dtype)
-        return gated_mlp(h_UH, _norm(self.layer.post_attention_layernorm, h_UH), *self.mlp)
+            h_UH = h_UH + self.o_bias
+        norm = self.layer.post_attention_layernorm
+        return gated_mlp(h_UH, norm.weight, norm.eps, *self.mlp)

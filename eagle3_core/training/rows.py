@@ -163,6 +163,21 @@ def take(x: Tensor, index: Index) -> Tensor:
     return x if index == slice(0, x.shape[0]) else x[index]
 
 
+def add_to(total: Tensor, index: Index, rows: Tensor) -> None:
+    """Add rows to those at the given places."""
+    if isinstance(index, Tensor):
+        total.index_add_(0, index.to(total.device), rows)
+    else:
+        total[index] += rows
+
+
+def within(index: Index, part: slice) -> Index:
+    """Those of the places that stand at start .. stop - 1 among them."""
+    if isinstance(index, Tensor):
+        return as_index(index[part])
+    return slice(index.start + part.start, index.start + part.stop)
+
+
 def _slots_of(rows_KN: Tensor, slot_of_N: Tensor, count: int) -> Tensor:
     """bool [count], the slots that the given rows join."""
     slots = torch.zeros(count, dtype=torch.bool)

@@ -17,13 +17,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from eagle3_core.training.losses import Loss
-from eagle3_core.training.rows import Index, StepRows, as_index, take
+from eagle3_core.training.rows import Index, StepRows, add_to, as_index, take, within
 
 TargetHead = Callable[[Tensor], Tensor]
 """The verifier's last states [C, H] -> its logits over the draft vocabulary, [C, D], float32 at least."""
 
-CHUNK_BYTES = 8 << 20
-"""Of one [C, D] tensor. Three are held; larger ones leave the caches, smaller ones slow the products down."""
+CHUNK_ROWS = 256
+"""Targets of a chunk: three [C, D] tensors are held. Fewer slow the products down, more leave the caches."""
 
 
 @dataclass(frozen=True)
@@ -83,11 +83,10 @@ class _Score(torch.autograd.Function):
         d_head_DH = torch.zeros_like(head_DH) if ctx.needs_input_grad[1] else None
         sums = torch.zeros(len(states), dtype=torch.promote_types(head_DH.dtype, torch.float32), device=head_DH.device)
         correct = torch.zeros(len(states), dtype=torch.int64, device=head_DH.device)
-        chunk = max(1, CHUNK_BYTES // (4 * head_DH.shape[0]))
-        for start in range(0, len(given.last_CH), chunk):
-            target = _Target.of(given.target_head(given.last_CH[start : start + chunk]))
+        for start in range(0, len(given.last_CH), CHUNK_ROWS):
+            target = _Target.of(given.target_head(given.last_CH[start : start + CHUNK_ROWS]), given.loss is not None)
             for step, (state, rows, d_state) in enumerate(zip(states, given.rows, d_states, strict=True)):
-                part = _part(rows, start, start + len(target.logp_CD))
+                part = _part(rows, start, start + CHUNK_ROWS)
                 if part is None:
                     continue
                 index, on = part
@@ -97,7 +96,7 @@ class _Score(torch.autograd.Function):
                 correct[step] += right
                 if d_state is not None and d_z is not None:
                     d_z = d_z.mul_(given.weights[step]).to(head_DH.dtype)
-                    _put(d_state, index, d_z @ head_DH)
+                    add_to(d_state, index, d_z @ head_DH)
                     if d_head_DH is not None:
                         d_head_DH.addmm_(d_z.T, h)
         ctx.grads = (d_head_DH, *d_states)
@@ -114,22 +113,30 @@ class _Score(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class _Target:
-    """The verifier's word on some rows: log p and p [C, D], its first choice [C], sum p log p [C]."""
+    """The verifier's word on some rows: p [C, D], its first choice [C], sum p log p [C]; log p where asked for."""
 
-    logp_CD: Tensor
     p_CD: Tensor
     best_C: Tensor
     negentropy_C: Tensor
+    logp_CD: Tensor | None
 
     @classmethod
-    def of(cls, logits_CD: Tensor) -> "_Target":
-        logp = logits_CD.log_softmax(-1)
-        p = logp.exp()
-        return cls(logp, p, logp.argmax(-1), torch.linalg.vecdot(p, logp))
+    def of(cls, logits_CD: Tensor, with_log: bool) -> "_Target":
+        best_C = logits_CD.argmax(-1)
+        p = logits_CD.softmax(-1)
+        lse_C = _log_sum_exp(logits_CD.gather(1, best_C[:, None])[:, 0], p)
+        logp = logits_CD - lse_C[:, None] if with_log else None
+        return cls(p, best_C, torch.linalg.vecdot(p, logits_CD) - lse_C, logp)
 
     def rows(self, on: Index) -> "_Target":
         """Those of some rows."""
-        return _Target(*(take(x, on) for x in (self.logp_CD, self.p_CD, self.best_C, self.negentropy_C)))
+        logp = None if self.logp_CD is None else take(self.logp_CD, on)
+        return _Target(take(self.p_CD, on), take(self.best_C, on), take(self.negentropy_C, on), logp)
+
+
+def _log_sum_exp(top_C: Tensor, softmax_CD: Tensor) -> Tensor:
+    """Of logits whose largest is `top`: the largest probability is exp(top - lse), so no second pass of exponentials."""
+    return top_C - softmax_CD.amax(-1).log()
 
 
 def _part(rows: StepRows, low: int, high: int) -> tuple[Index, Index] | None:
@@ -138,19 +145,7 @@ def _part(rows: StepRows, low: int, high: int) -> tuple[Index, Index] | None:
     if bounds[0] == bounds[1]:
         return None
     inside = slice(*bounds)
-    counted = rows.counted
-    if isinstance(counted, Tensor):
-        index: Index = as_index(counted[inside])
-    else:
-        index = slice(counted.start + inside.start, counted.start + inside.stop)
-    return index, as_index(rows.targets_R[inside] - low)
-
-
-def _put(total: Tensor, index: Index, rows: Tensor) -> None:
-    if isinstance(index, Tensor):
-        total.index_copy_(0, index.to(total.device), rows)
-    else:
-        total[index] = rows
+    return within(rows.counted, inside), as_index(rows.targets_R[inside] - low)
 
 
 def _score_rows(
@@ -163,9 +158,9 @@ def _score_rows(
     if loss is None:
         cross_c = torch.linalg.vecdot(target.p_CD, z_cD)
         q = z_cD.softmax(-1)
-        # log-sum-exp without another pass of exponentials: the largest q is exp(top - lse).
-        lse_c = top_c - q.amax(-1).log()
-        return (target.negentropy_C - cross_c + lse_c).sum(), right, q.sub_(target.p_CD) if wanted else None
+        total = (target.negentropy_C - cross_c + _log_sum_exp(top_c, q)).sum()
+        return total, right, q.sub_(target.p_CD) if wanted else None
+    assert target.logp_CD is not None
     with torch.enable_grad():
         z = z_cD.detach().requires_grad_()
         total = loss(target.logp_CD, F.log_softmax(z, -1)).sum()

@@ -159,6 +159,7 @@ def make_training_inputs(directory: Path, rows: int = 8, length: int = 24) -> di
         "epochs": 2,
         "lr": 1e-3,
         "max_seq_len": 64,
+        "batch_tokens": 1,
         "val_ratio": 0.25,
     }
 

@@ -42,10 +42,10 @@ def step() -> float:
     pack = make_pack([document], config, torch.device("cpu"))
     weights = [1.0 / max(1, count) for count in pack.plan.counts]
     loss, _ = score_pack(drafter, target_head, pack, weights)
-    optimizer.zero_grad(set_to_none=True)
     loss.backward()
     torch.nn.utils.clip_grad_norm_(parameters, GRAD_CLIP)
     optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
     return loss.item()
 
 

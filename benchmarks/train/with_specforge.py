@@ -74,10 +74,10 @@ def step() -> float:
         hidden_states=data.aux[:-1][None],
     )
     loss = torch.stack(losses).sum()
-    optimizer.zero_grad(set_to_none=True)
     loss.backward()
     torch.nn.utils.clip_grad_norm_(parameters, GRAD_CLIP)
     optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
     return loss.item()
 
 

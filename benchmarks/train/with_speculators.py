@@ -74,10 +74,10 @@ inputs = {
 
 def step() -> float:
     _, loss, _ = model(**inputs, ttt_steps=TTT_STEPS, loss_config={"kl_div": (eager.kl_div_loss, 1.0)})
-    optimizer.zero_grad(set_to_none=True)
     loss.backward()
     torch.nn.utils.clip_grad_norm_(parameters, GRAD_CLIP)
     optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
     return loss.item()
 
 

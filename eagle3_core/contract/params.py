@@ -11,6 +11,10 @@ from typing import Annotated, ClassVar, Literal, Self, get_args
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 
+LossName = Literal["forward_kl", "soft_ce", "reverse_kl", "jsd", "tv", "lk_alpha", "lk_hybrid"]
+"""What a drafter can be trained for; defined in eagle3_core.training.losses."""
+
+
 class PathRole:
     """Marks a field as a path the server checks against its roots."""
 
@@ -126,8 +130,29 @@ class TrainParams(StageParams):
     warmup_ratio: float = Field(0.01, ge=0, le=1, description="share of all steps")
     grad_clip: float = Field(1.0, gt=0, description="maximum norm of the gradient")
     max_seq_len: int = Field(2048, ge=8, description="tokens; longer rows are cut at the end")
+    batch_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="rows are packed up to so many tokens, a longer one stands alone; 1: one row a pack; "
+        "default: max_seq_len",
+    )
+    accumulate_packs: int = Field(1, ge=1, le=10_000, description="packs whose gradients make one optimizer step")
     ttt_steps: int = Field(3, ge=1, le=16, description="unroll depth of training-time test")
     ttt_step_loss_decay: float = Field(1.0, gt=0, le=1, description="step k weighs decay**k")
+    ttt_step_weights: tuple[Annotated[float, Field(ge=0)], ...] | None = Field(
+        None, min_length=1, description="weight of each TTT step, in place of the decay"
+    )
+    loss: dict[LossName, Annotated[float, Field(gt=0)]] = Field(
+        {"forward_kl": 1.0},
+        min_length=1,
+        description="loss -> weight; a sum of forward_kl, soft_ce, reverse_kl, jsd, tv, lk_alpha, lk_hybrid",
+    )
+    outside_vocab: Literal["keep", "skip"] = Field(
+        "keep",
+        description="rows for which the verifier's first choice is outside the draft vocabulary: keep scores them on "
+        "what it says of the tokens inside; skip leaves them out and counts them, at the cost of the verifier's "
+        "whole head",
+    )
     noise: float = Field(0.05, ge=0, description="half width of the uniform noise on hidden states")
     val_ratio: float = Field(0.1, ge=0, lt=1, description="share of prompts held out for validation")
     train_head: bool = Field(True, description="false keeps lm_head at the verifier's rows")
@@ -145,7 +170,16 @@ class TrainParams(StageParams):
             raise ValueError("vocab_map_dir is needed unless finetune_from brings a vocabulary map of its own")
         if self.norm_before_fc and self.fc_norm:
             raise ValueError("norm_before_fc and fc_norm exclude each other")
+        if self.ttt_step_weights is not None:
+            if len(self.ttt_step_weights) != self.ttt_steps:
+                raise ValueError(f"ttt_step_weights has {len(self.ttt_step_weights)} entries for {self.ttt_steps} ttt_steps")
+            if not any(self.ttt_step_weights):
+                raise ValueError("ttt_step_weights are all zero: nothing would be learned")
         return self
+
+    def step_weights(self) -> tuple[float, ...]:
+        """What each TTT step's mean loss counts."""
+        return self.ttt_step_weights or tuple(self.ttt_step_loss_decay**k for k in range(self.ttt_steps))
 
 
 class ValidateParams(StageParams):

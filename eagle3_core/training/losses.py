@@ -16,12 +16,12 @@ C rows, D draft vocabulary.
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-LossName = Literal["forward_kl", "soft_ce", "reverse_kl", "jsd", "tv", "lk_alpha", "lk_hybrid"]
+from eagle3_core.contract.params import LossName
+
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(log p [C, D], log q [C, D]), float32 -> nats (tv: a share) [C]."""
 
@@ -84,7 +84,7 @@ LOSSES: dict[LossName, Loss] = {
 
 
 def mixture(weights: Mapping[LossName, float]) -> Loss | None:
-    """The weighted sum of losses; None for forward_kl alone, which has a faster way (`score`)."""
+    """The weighted sum of losses; None for forward_kl alone, for which `score` has a faster way."""
     if dict(weights) == {"forward_kl": 1.0}:
         return None
 

@@ -4,7 +4,7 @@ A checkpoint's manifest holds, under `extra.position`, the epoch, the rows done 
 from their bfloat16 copies, optimizer and schedule in full precision.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from eagle3_core.checkpoint.judge import judge
 from eagle3_core.checkpoint.write import MANIFEST_NAME
 from eagle3_core.contract.jobdir import read_json
 from eagle3_core.errors import CheckpointError
-from eagle3_core.training.trainer import Position, Totals, Trainer
+from eagle3_core.training.trainer import Position, Trainer
 
 WITHIN_EPOCH = "step_"
 """Prefix of checkpoints written within an epoch; those of finished epochs are named by the epoch alone."""
@@ -68,7 +68,9 @@ def restore(trainer: Trainer, found: Found) -> None:
         trainer.drafter.load_state_dict(read_drafter_tensors(found.path))
         trainer.optimizer.load_state_dict(_load(found.path / "optimizer_state_dict.pt"))
         trainer.scheduler.load_state_dict(_load(found.path / "scheduler_state_dict.pt"))
-        totals = Totals(**found.position["totals"])
+        saved = found.position["totals"]
+        sums = {name: saved[name] for name in ("loss", "correct", "rows", "skipped") if name in saved}
+        totals = replace(trainer.position.totals, **sums)
         trainer.position = Position(**{**found.position, "totals": totals})
     except (RuntimeError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{found.path} does not fit this run: {error}") from error

@@ -1,4 +1,4 @@
-"""The training engine: one sequence a step, an epoch of training, an epoch of validation.
+"""Training: optimizer steps over packs of rows, an epoch of training, an epoch of validation.
 
 It knows nothing of jobs: the caller drives the epochs, hears of each step, writes checkpoints and may stop it. Between
 two steps `position` says all that a later run needs, beside weights, optimizer and schedule, to go on in the same data
@@ -6,8 +6,7 @@ order with the same noise.
 """
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,42 +18,47 @@ from eagle3_core.contract.params import TrainParams
 from eagle3_core.data.store import HiddenStateStore, StoredRow
 from eagle3_core.errors import BadData, Diverged
 from eagle3_core.model.drafter import Eagle3Drafter
+from eagle3_core.training.engine import Document, make_pack, score_pack
+from eagle3_core.training.losses import mixture
+from eagle3_core.training.packing import packs, steps
 from eagle3_core.training.schedule import make_scheduler, warmup_steps
-from eagle3_core.training.ttt import StepScore, TargetHead, counted_rows, score_sequence, total_loss
+from eagle3_core.training.score import StepScore, TargetHead
+from eagle3_core.training.ttt import counted_rows
 
 
 @dataclass
 class Totals:
-    """Sums over sequences, per TTT step."""
+    """Sums over packs, per TTT step. `skipped`: rows left out since the verifier's choice is outside the vocabulary."""
 
-    ttt_steps: int
-    decay: float
+    weights: list[float]
     loss: list[float] = field(default_factory=list)
     correct: list[int] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
+    skipped: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.loss = self.loss or [0.0] * self.ttt_steps
-        self.correct = self.correct or [0] * self.ttt_steps
-        self.rows = self.rows or [0] * self.ttt_steps
+        self.loss = self.loss or [0.0] * len(self.weights)
+        self.correct = self.correct or [0] * len(self.weights)
+        self.rows = self.rows or [0] * len(self.weights)
+        self.skipped = self.skipped or [0] * len(self.weights)
 
-    def add(self, scores: list[StepScore]) -> None:
-        """Take in one sequence."""
+    def add(self, scores: list[StepScore], skipped: list[int]) -> None:
+        """Take in one pack."""
         for k, score in enumerate(scores):
-            self.loss[k] += float(score.loss_sum.detach())
+            self.skipped[k] += skipped[k]
+            self.loss[k] += float(score.loss_sum)
             self.correct[k] += int(score.correct)
             self.rows[k] += score.rows
 
     def metrics(self) -> dict[str, Any]:
-        """loss (decayed sum of the step means, nats), loss_per_step, accuracy and rows per step; None without rows."""
+        """loss (weighted sum of the step means, nats), loss_per_step, accuracy and rows per step; None without rows.
+        outside_vocab per step where rows were skipped for it.
+        """
         means = [loss / rows if rows else None for loss, rows in zip(self.loss, self.rows, strict=True)]
         accuracy = [ok / rows if rows else None for ok, rows in zip(self.correct, self.rows, strict=True)]
-        return {
-            "loss": sum(self.decay**k * mean for k, mean in enumerate(means) if mean is not None),
-            "loss_per_step": means,
-            "accuracy": accuracy,
-            "rows": self.rows,
-        }
+        weighted = [weight * mean for weight, mean in zip(self.weights, means, strict=True) if mean is not None]
+        metrics = {"loss": sum(weighted), "loss_per_step": means, "accuracy": accuracy, "rows": self.rows}
+        return metrics | ({"outside_vocab": self.skipped} if any(self.skipped) else {})
 
 
 @dataclass
@@ -103,6 +107,19 @@ class _Order(Sampler[int]):
         return iter(self.rows)
 
 
+Outside = Callable[[Tensor], Tensor]
+"""The verifier's last states [R, H] -> bool [R], true where its first choice is outside the draft vocabulary."""
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """A pack on its way: rows as stored, as documents, and how many rows of each TTT step were skipped."""
+
+    rows: list[StoredRow]
+    documents: list[Document]
+    skipped: list[int]
+
+
 class Trainer:
     """Drafter, data, optimizer and schedule of one run."""
 
@@ -115,20 +132,31 @@ class Trainer:
         train_rows: list[int],
         val_rows: list[int],
         device: torch.device,
+        outside: Outside | None = None,
     ) -> None:
         """Set up.
 
         Args:
             params: the request.
             drafter: on `device`, weights in float32.
-            target_head: see `score_sequence`.
+            target_head: see `score_pack`.
             store: hidden states.
             train_rows: row numbers of the store to train on; each has a counted row.
             val_rows: row numbers to validate on.
             device: where everything runs.
+            outside: tells which rows to skip; None: none.
         """
         self.params, self.drafter, self.target_head, self.device = params, drafter, target_head, device
-        self.total_steps = params.epochs * len(train_rows)
+        self._outside, self._loss = outside, mixture(params.loss)
+        self._weights = params.step_weights()
+        self._dtype = torch.float32 if params.dtype == "float32" else torch.bfloat16
+        self._train_rows, self._val_rows = train_rows, val_rows
+        self._lengths = [min(entry.length, params.max_seq_len) for entry in store.entries]
+        self._last_steps: list[int] = []
+        for epoch in range(params.epochs):
+            before = self._last_steps[-1] if self._last_steps else 0
+            self._last_steps.append(before + sum(1 for _ in self._steps(self._order_of(epoch))))
+        self.total_steps = self._last_steps[-1]
         self.warmup = warmup_steps(self.total_steps, params.warmup_ratio)
         drafter.lm_head.weight.requires_grad_(params.train_head)
         named = [(name, p) for name, p in drafter.named_parameters() if p.requires_grad]
@@ -137,7 +165,6 @@ class Trainer:
         self.step = 0
         self.position = Position(0, 0, self._totals())
         self._noise = torch.Generator(device=device)
-        self._train_rows, self._val_rows = train_rows, val_rows
         self._order = _Order()
         # One set of readers for all passes. spawn: a forked child would hold the attempt's lock.
         self._loader = DataLoader(
@@ -157,24 +184,28 @@ class Trainer:
         """
         self.drafter.train()
         here = self.position
-        order = torch.Generator().manual_seed(self.params.seed + here.epoch)
-        places = torch.randperm(len(self._train_rows), generator=order).tolist()[here.rows_done :]
+        rows = self._order_of(here.epoch)[here.rows_done :]
         began = time.monotonic() - here.train_s
-        for row in self._load([self._train_rows[place] for place in places]):
-            # Seeded anew, so that a resumed run draws the same noise.
-            self._noise.manual_seed(self.params.seed * 1_000_003 + self.step)
-            scores = self._score(row, self.params.noise)
-            loss = total_loss(scores, self.params.ttt_step_loss_decay)
-            grad_norm = self._optimize(loss, row)
-            accuracy = [int(score.correct) / score.rows if score.rows else None for score in scores]
+        stored = self._load(rows)
+        for step in self._steps(rows):
+            loaded = []
+            for pack in step:
+                first = here.epoch * len(self._train_rows) + here.rows_done
+                loaded.append(self._documents(stored, len(pack), first))
+                here.rows_done += len(pack)
+            scores, loss, grad_norm = self._train_step(loaded)
+            accuracy = [right / count if count else None for right, count in zip(*scores, strict=True)]
             lr = self.optimizer.param_groups[0]["lr"]
             self.scheduler.step()
             self.step += 1
-            here.totals.add(scores)
-            here.rows_done += 1
             here.train_s = time.monotonic() - began
-            on_step(StepReport(self.step, float(loss.detach()), accuracy, grad_norm, lr, len(row.token_ids_T)))
+            tokens = sum(len(row.token_ids_T) for pack in loaded for row in pack.rows)
+            on_step(StepReport(self.step, loss, accuracy, grad_norm, lr, tokens))
         return here.totals.metrics()
+
+    def last_step(self, epoch: int) -> int:
+        """The number of the last optimizer step of an epoch."""
+        return self._last_steps[epoch]
 
     def next_epoch(self) -> None:
         """Move the position to the start of the next epoch."""
@@ -187,9 +218,12 @@ class Trainer:
             return None
         self.drafter.eval()
         totals = self._totals()
-        for row in self._load(self._val_rows):
-            totals.add(self._score(row, 0.0))
-            on_row()
+        stored = self._load(self._val_rows)
+        for pack in packs(self._val_rows, self._lengths, self._batch_tokens()):
+            loaded = self._documents(stored, len(pack), None)
+            totals.add(self._score(loaded, self._weights)[1], loaded.skipped)
+            for _ in pack:
+                on_row()
         return totals.metrics()
 
     def trained_parameters(self) -> int:
@@ -197,7 +231,18 @@ class Trainer:
         return sum(p.numel() for group in self.optimizer.param_groups for p in group["params"])
 
     def _totals(self) -> Totals:
-        return Totals(self.params.ttt_steps, self.params.ttt_step_loss_decay)
+        return Totals(list(self._weights))
+
+    def _order_of(self, epoch: int) -> list[int]:
+        """The training rows in the order of an epoch."""
+        order = torch.Generator().manual_seed(self.params.seed + epoch)
+        return [self._train_rows[place] for place in torch.randperm(len(self._train_rows), generator=order).tolist()]
+
+    def _batch_tokens(self) -> int:
+        return self.params.batch_tokens or self.params.max_seq_len
+
+    def _steps(self, rows: list[int]) -> Iterator[list[list[int]]]:
+        return steps(rows, self._lengths, self._batch_tokens(), self.params.accumulate_packs)
 
     def _load(self, rows: list[int]) -> Iterator[StoredRow]:
         self._order.rows = rows
@@ -206,35 +251,67 @@ class Trainer:
                 raise row
             yield row
 
-    def _score(self, row: StoredRow, noise: float) -> list[StepScore]:
-        mask = row.loss_mask_T.to(self.device)
-        aux = row.aux_TAH.to(self.device, torch.float32)
-        if noise:
-            aux = aux + (torch.rand(aux.shape, generator=self._noise, device=self.device) * 2 - 1) * noise
-        with self._autocast():
-            return score_sequence(
-                self.drafter,
-                self.target_head,
-                row.token_ids_T.to(self.device),
-                aux,
-                row.last_TH.to(self.device, torch.float32),
-                counted_rows(mask, self.params.ttt_steps),
-            )
+    def _documents(self, stored: Iterator[StoredRow], count: int, first: int | None) -> _Loaded:
+        """The next rows as documents; with noise where `first`, the number of the first row in the run, is given."""
+        rows, documents = [next(stored) for _ in range(count)], []
+        skipped = torch.zeros(self.params.ttt_steps, dtype=torch.int64)
+        for offset, row in enumerate(rows):
+            aux = row.aux_TAH.to(self.device, torch.float32)
+            if first is not None and self.params.noise:
+                # Seeded by the row's number in the run: neither a resumed run nor other packs change a row's noise.
+                self._noise.manual_seed(self.params.seed * 1_000_003 + first + offset)
+                noise = torch.rand(aux.shape, generator=self._noise, device=self.device)
+                aux = aux + (noise * 2 - 1) * self.params.noise
+            counted = counted_rows(row.loss_mask_T, self.params.ttt_steps)
+            kept = counted if self._outside is None else counted & ~self._outside_rows(row, counted)
+            skipped += counted.sum(1) - kept.sum(1)
+            documents.append(Document(row.token_ids_T, aux, row.last_TH, kept))
+        return _Loaded(rows, documents, skipped.tolist())
 
-    def _autocast(self) -> AbstractContextManager[object]:
-        if self.params.dtype == "float32":
-            return nullcontext()
-        return torch.autocast(self.device.type, torch.bfloat16)
+    def _outside_rows(self, row: StoredRow, counted_KR: Tensor) -> Tensor:
+        """bool [K, R], rows whose target's first choice is outside the draft vocabulary."""
+        assert self._outside is not None
+        steps, count = counted_KR.shape
+        needed = torch.zeros(count + steps + 1, dtype=torch.bool)
+        for k, counted in enumerate(counted_KR):
+            needed[1 + k : 1 + k + count] |= counted
+        outside = torch.zeros_like(needed)
+        places = needed.nonzero()[:, 0]
+        outside[places] = self._outside(row.last_TH[places].to(self.device)).cpu()
+        return torch.stack([outside[1 + k : 1 + k + count] for k in range(steps)])
 
-    def _optimize(self, loss: Tensor, row: StoredRow) -> float:
-        where = f"at step {self.step + 1}, on {row.where}"
-        if not torch.isfinite(loss):
-            raise Diverged(f"the loss is {float(loss.detach())} {where}; lower lr or grad_clip, or check that row")
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+    def _score(self, loaded: _Loaded, weights: Sequence[float]) -> tuple[Tensor, list[StepScore]]:
+        pack = make_pack(loaded.documents, self.drafter.config, self.device)
+        return score_pack(self.drafter, self.target_head, pack, weights, self._loss, self._dtype)
+
+    def _train_step(self, loaded: list[_Loaded]) -> tuple[tuple[list[int], list[int]], float, float]:
+        """One optimizer step: (correct, rows) of each TTT step, the loss, and the gradient's norm."""
+        counts = torch.stack([d.rows_KR.sum(1) for pack in loaded for d in pack.documents]).sum(0).tolist()
+        weights = [weight / max(1, count) for weight, count in zip(self._weights, counts, strict=True)]
+        correct, loss = [0] * len(counts), 0.0
+        for pack in loaded:
+            part, scores = self._score(pack, weights)
+            if not torch.isfinite(part):
+                self._diverged(f"the loss is {part.item()}", loaded)
+            part.backward()
+            loss += part.item()
+            correct = [sum_ + int(score.correct) for sum_, score in zip(correct, scores, strict=True)]
+            self.position.totals.add(scores, pack.skipped)
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         norm = float(torch.nn.utils.clip_grad_norm_(parameters, self.params.grad_clip))
         if not norm < float("inf"):
-            raise Diverged(f"the gradient's norm is {norm} {where}; lower lr, or check that row")
+            self._diverged(f"the gradient's norm is {norm}", loaded)
         self.optimizer.step()
-        return norm
+        # At once: the next step's activations take the place of the gradients.
+        self.optimizer.zero_grad(set_to_none=True)
+        return (correct, counts), loss, norm
+
+    def _diverged(self, what: str, loaded: list[_Loaded]) -> None:
+        """Raise Diverged, naming the rows whose own loss is not finite, or else all of the step."""
+        rows = [(row, document) for pack in loaded for row, document in zip(pack.rows, pack.documents, strict=True)]
+        with torch.no_grad():
+            own = [self._score(_Loaded([row], [document], []), self._weights)[0] for row, document in rows]
+        culprits = [row.where for (row, _), loss in zip(rows, own, strict=True) if not torch.isfinite(loss)]
+        names = culprits or [row.where for row, _ in rows]
+        listed = "; ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        raise Diverged(f"{what} at step {self.step + 1}, on {listed}; lower lr or grad_clip, or check the data there")

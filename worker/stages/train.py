@@ -21,6 +21,7 @@ from eagle3_core.training.resume import WITHIN_EPOCH, find_latest, restore
 from eagle3_core.training.setup import (
     build_drafter,
     choose_vocab_map,
+    make_outside,
     make_target_head,
     read_source,
     resolve_shape,
@@ -41,7 +42,6 @@ class Run:
     params: TrainParams
     trainer: Trainer
     keeper: CheckpointKeeper
-    train_samples: int
     saved_for: str | None = None
 
 
@@ -136,7 +136,10 @@ def _set_up(context: StageContext, params: TrainParams) -> Run:
     drafter = build_drafter(shape, vocab_map, weights, source, params.seed, context.report).to(device)
     train_rows, val_rows = _split(context, params, store)
     head = make_target_head(weights, store.meta.last_state, device)
-    trainer = Trainer(params, drafter, head, store, train_rows, val_rows, device)
+    outside = None
+    if params.outside_vocab == "skip":
+        outside = make_outside(files, vocab_map, head, store.meta.last_state, device)
+    trainer = Trainer(params, drafter, head, store, train_rows, val_rows, device, outside)
     total = sum(p.numel() for p in drafter.parameters())
     trained = trainer.trained_parameters()
     context.report("parameters", f"{total:,} in all, {trained:,} trained", total=total, trainable=trained)
@@ -150,7 +153,7 @@ def _set_up(context: StageContext, params: TrainParams) -> Run:
         warmup=trainer.warmup,
         epochs=params.epochs,
     )
-    return Run(params, trainer, CheckpointKeeper(context, params, files, shape), len(train_rows))
+    return Run(params, trainer, CheckpointKeeper(context, params, files, shape))
 
 
 def _judge_source(context: StageContext, params: TrainParams) -> None:
@@ -264,7 +267,7 @@ class _StepReporter:
         self._context, self._training = context, training
         self._params, self._total = training.params, training.trainer.total_steps
         self._epoch = training.trainer.position.epoch
-        self._last_step = (self._epoch + 1) * training.train_samples
+        self._last_step = training.trainer.last_step(self._epoch)
         self._started = self._reported = time.monotonic()
         self._tokens = self._steps = 0
 

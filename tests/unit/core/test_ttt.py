@@ -4,6 +4,7 @@ import torch
 
 from eagle3_core.model.config import DrafterConfig
 from eagle3_core.model.drafter import DrafterKeys, Eagle3Drafter
+from eagle3_core.training.engine import Document, make_pack, score_pack
 from eagle3_core.training.ttt import counted_rows
 from tests import tiny
 
@@ -48,8 +49,6 @@ def test_an_answer_at_the_very_end_counts_up_to_the_last_token() -> None:
 
 def test_a_row_is_scored_on_the_verifiers_word_about_the_token_it_predicts() -> None:
     drafter = small_drafter()
-    ids = torch.randint(0, 40, (9,))
-    last = torch.eye(9, 40) * 50.0
     scored: list[torch.Tensor] = []
 
     def head(states: torch.Tensor) -> torch.Tensor:
@@ -58,21 +57,11 @@ def test_a_row_is_scored_on_the_verifiers_word_about_the_token_it_predicts() -> 
 
     rows = torch.zeros(2, 8, dtype=torch.bool)
     rows[0, 3] = rows[1, 3] = True
-    scores = score_sequence(drafter, head, ids, torch.randn(9, 3, 16), last, rows)
+    document = Document(torch.randint(0, 40, (9,)), torch.randn(9, 3, 16), torch.eye(9, 40) * 50.0, rows)
+    _, scores = score_pack(drafter, head, make_pack([document], drafter.config, torch.device("cpu")), [1.0, 1.0])
     # Row 3 predicts token 5 at step 0, so state 4 speaks; token 6 at step 1, so state 5 does.
-    assert scored[0].argmax(-1).tolist() == [4, 5]
+    assert torch.cat(scored).argmax(-1).tolist() == [4, 5]
     assert [score.rows for score in scores] == [1, 1]
-
-
-def test_the_loss_is_divided_by_each_steps_own_rows() -> None:
-    drafter = small_drafter()
-    ids, aux, last = torch.randint(0, 40, (10,)), torch.randn(10, 3, 16), torch.randn(10, 16)
-    weight = torch.randn(40, 16)
-    rows = counted_rows(torch.arange(10) >= 4, 3)
-    scores = score_sequence(drafter, lambda states: states @ weight.T, ids, aux, last, rows)
-    assert [score.rows for score in scores] == [5, 4, 3]
-    expected = sum(0.5**k * float(score.loss_sum.detach()) / (5 - k) for k, score in enumerate(scores))
-    assert abs(float(total_loss(scores, 0.5).detach()) - expected) < 1e-5
 
 
 def test_a_later_step_sees_no_later_token() -> None:
@@ -93,13 +82,3 @@ def test_a_later_step_sees_no_later_token() -> None:
     assert torch.equal(says(ids, aux), says(changed_ids, changed_aux))
     changed_aux[3] += 1.0
     assert not torch.equal(says(ids, aux), says(ids, changed_aux))
-
-
-def test_more_steps_than_tokens_are_scored_as_far_as_there_are_any() -> None:
-    drafter = small_drafter()
-    rows = counted_rows(torch.tensor([False, True, True, True]), 9)
-    head = torch.randn(40, 16)
-    aux, last = torch.randn(4, 3, 16), torch.randn(4, 16)
-    scores = score_sequence(drafter, lambda h: h @ head.T, torch.arange(4), aux, last, rows)
-    assert [score.rows for score in scores] == [2, 1, *[0] * 7]
-    assert torch.isfinite(total_loss(scores, 1.0))

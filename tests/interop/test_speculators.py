@@ -2,32 +2,26 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from benchmarks.peers import SPECULATORS, peer_python
 from eagle3_core.checkpoint.format import read_drafter_config, read_drafter_tensors, write_checkpoint
 from eagle3_core.contract.verifier_files import read_verifier_files
 from eagle3_core.model.config import DrafterConfig
 from eagle3_core.model.drafter import Eagle3Drafter
 from eagle3_core.model.vocab_map import build_vocab_map
+from eagle3_core.training.engine import Document, make_pack, score_pack
+from eagle3_core.training.score import TargetHead
 from eagle3_core.training.setup import make_target_head
-from eagle3_core.training.ttt import score_sequence, total_loss
 from eagle3_core.verifier.tensors import load_verifier_weights
 from tests import tiny
 
 pytestmark = pytest.mark.interop
 
-ROOT = Path(__file__).parents[2]
-VENV = ROOT / ".venvs" / "speculators-0.9.0"
-INSTALL = (
-    ["torch==2.13.0", "transformers==5.19.0", "numpy", "safetensors", "openai", "datasets<=5.1"],
-    ["--no-deps", "speculators==0.9.0", "hs-connectors==0.9.0"],
-    ["loguru", "aiohttp", "pydantic-settings", "rich", "typer", "psutil", "triton"],
-)
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 500000.0,
@@ -47,18 +41,13 @@ CASES = {
     "two_layers": {"num_hidden_layers": 2},
 }
 TTT_STEPS, DECAY, TOKENS = 3, 0.8, 48
+TRAINED, BATCHES, STEPS, LR = "all_of_0_9", 4, 50, 1e-3
 
 
 @pytest.fixture(scope="session")
 def python() -> Path:
     """The peer's interpreter; its venv is made on first use."""
-    marker = VENV / ".installed"
-    if not marker.exists():
-        subprocess.run([sys.executable, "-m", "venv", VENV], check=True)
-        for packages in INSTALL:
-            subprocess.run([VENV / "bin/python", "-m", "pip", "install", "-q", *packages], check=True)
-        marker.touch()
-    return VENV / "bin/python"
+    return peer_python(SPECULATORS)
 
 
 @pytest.fixture(scope="session")
@@ -71,15 +60,19 @@ def answers(python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
         directory = root / name
         checkpoint = make_checkpoint(directory, verifier, number, changes)
         save_file(make_inputs(number), directory / "inputs.safetensors")
-        orders.append(
-            {
-                "checkpoint": str(checkpoint),
-                "inputs": str(directory / "inputs.safetensors"),
-                "output": str(directory / "peer.safetensors"),
-                "ttt_steps": TTT_STEPS,
-                "decay": DECAY,
-            }
-        )
+        order: dict[str, object] = {
+            "checkpoint": str(checkpoint),
+            "inputs": str(directory / "inputs.safetensors"),
+            "output": str(directory / "peer.safetensors"),
+            "ttt_steps": TTT_STEPS,
+            "decay": DECAY,
+        }
+        if name == TRAINED:
+            files = [directory / f"batch_{index}.safetensors" for index in range(BATCHES)]
+            for index, file in enumerate(files):
+                save_file(make_inputs(100 + index), file)
+            order["train"] = {"batches": [str(file) for file in files], "steps": STEPS, "lr": LR}
+        orders.append(order)
     (root / "cases.json").write_text(json.dumps(orders))
     driver = Path(__file__).with_name("speculators_driver.py")
     run = subprocess.run([python, driver, root / "cases.json"], capture_output=True, text=True)
@@ -146,27 +139,55 @@ def relative_error(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     return float((ours - theirs).norm() / theirs.norm())
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_loss_and_every_gradient_equal_the_peers(answers: dict[str, tuple[Path, dict[str, object]]], name: str) -> None:
-    directory, _ = answers[name]
+def load_ours(directory: Path) -> tuple[Eagle3Drafter, TargetHead]:
+    """Our drafter and target head of a case."""
     drafter = Eagle3Drafter(read_drafter_config(directory / "0").config)
     tensors = read_drafter_tensors(directory / "0")
     drafter.load_state_dict({key: t.float() if t.is_floating_point() else t for key, t in tensors.items()})
     files = read_verifier_files(directory.parent / "verifier")
-    head = make_target_head(load_verifier_weights(files, drafter.draft_to_target()), "pre_norm", torch.device("cpu"))
-    inputs = load_file(directory / "inputs.safetensors")
+    weights = load_verifier_weights(files, drafter.draft_to_target())
+    return drafter, make_target_head(weights, "pre_norm", torch.device("cpu"))
+
+
+def loss_of(drafter: Eagle3Drafter, head: TargetHead, inputs: Path) -> torch.Tensor:
+    """Our loss on a file of inputs."""
+    data = load_file(inputs)
     # The peer scores one row more a step than a document has targets for: its token would be the one behind the end.
     rows_KR = torch.stack([torch.arange(TOKENS - 1) < TOKENS - 1 - step for step in range(TTT_STEPS)])
-    scores = score_sequence(drafter, head, inputs["token_ids"], inputs["aux"], inputs["last"], rows_KR)
-    loss = total_loss(scores, DECAY)
+    document = Document(data["token_ids"], data["aux"], data["last"], rows_KR)
+    pack = make_pack([document], drafter.config, torch.device("cpu"))
+    return score_pack(drafter, head, pack, [DECAY**k / count for k, count in enumerate(pack.plan.counts)])[0]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_loss_and_every_gradient_equal_the_peers(answers: dict[str, tuple[Path, dict[str, object]]], name: str) -> None:
+    directory, _ = answers[name]
+    drafter, head = load_ours(directory)
+    loss = loss_of(drafter, head, directory / "inputs.safetensors")
     loss.backward()
 
     theirs = load_file(directory / "peer.safetensors")
     assert relative_error(loss.detach().reshape(1), theirs["loss"]) < 1e-5
     trained = {key: p for key, p in drafter.named_parameters() if p.requires_grad}
-    assert {f"grad.{key}" for key in trained} == set(theirs) - {"loss"}
+    assert {f"grad.{key}" for key in trained} == set(theirs) - {"loss", "losses"}
     errors = {key: relative_error(p.grad, theirs[f"grad.{key}"]) for key, p in trained.items()}
     assert max(errors.values()) < 1e-5, errors
+
+
+def test_fifty_steps_of_training_give_the_peers_losses(answers: dict[str, tuple[Path, dict[str, object]]]) -> None:
+    directory, _ = answers[TRAINED]
+    drafter, head = load_ours(directory)
+    optimizer = torch.optim.AdamW([p for p in drafter.parameters() if p.requires_grad], lr=LR)
+    losses = []
+    for step in range(STEPS):
+        loss = loss_of(drafter, head, directory / f"batch_{step % BATCHES}.safetensors")
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+    ours, theirs = torch.stack(losses), load_file(directory / "peer.safetensors")["losses"]
+    assert ours[-1] < ours[0] * 0.8, "something was learned"
+    assert float((ours / theirs - 1).abs().max()) < 1e-4
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -1,4 +1,4 @@
-"""Training-time test written down as plainly as possible: whole rows, whole scores, autograd. What the engine is held against."""
+"""Training-time test written down plainly: all rows, whole scores, autograd. What the engine is held against."""
 
 from collections.abc import Sequence
 

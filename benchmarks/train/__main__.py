@@ -4,8 +4,8 @@
 
 Every driver is a process of its own that waits while another one runs. In each round each takes a few steps; a ratio is
 that of the medians within a round, and what is reported is the median over rounds, so that a machine that slows down
-slows all of them. The head is frozen beside speculators, which ships it so, and trained beside SpecForge. The last line is
-JSON.
+slows all of them. The head is frozen beside speculators, which ships it so, and trained beside SpecForge. The last
+line is JSON.
 """
 
 import argparse

@@ -1,8 +1,8 @@
-"""What the three drivers of this benchmark share: the sizes, the data, and the talk with the parent. torch only, since it also
-runs inside the peers' venvs.
+"""What the drivers of this benchmark share: the sizes, the data, and the talk with the parent.
 
-A driver builds its model once, says {"ready": ...}, and for each line "n" on its stdin takes n optimizer steps and answers
-{"ms": [...], "peak_mib": ..., "loss": ...}; so that drivers can take turns on an otherwise idle machine.
+torch only, since it also runs inside the peers' venvs. A driver builds its model once, says {"ready": ...}, and for
+each line "n" on its stdin takes n optimizer steps and answers
+{"ms": [...], "peak_mib": ..., "loss": ...}, so that drivers can take turns on an otherwise idle machine.
 """
 
 import gc
@@ -37,8 +37,7 @@ SIZES = {
 
 @dataclass
 class Data:
-    """One document of rows + 1 tokens. `mask` is true where a token is supervised: everywhere, or in the second half of each of
-    the chat's turns."""
+    """One document of rows + 1 tokens. `mask`: supervised tokens, all or the second half of each turn of a chat."""
 
     tokens: torch.Tensor
     mask: torch.Tensor
@@ -92,7 +91,10 @@ def serve(step: Callable[[], float], described: dict[str, object]) -> None:
             loss = step()
             times.append((time.perf_counter() - began) * 1e3)
             cpu.append((time.process_time() - spent) * 1e3)
-        print(json.dumps({"ms": times, "cpu_ms": cpu, "peak_mib": (_status("VmHWM") - built) / 1024, "loss": loss}), flush=True)
+        print(
+            json.dumps({"ms": times, "cpu_ms": cpu, "peak_mib": (_status("VmHWM") - built) / 1024, "loss": loss}),
+            flush=True,
+        )
 
 
 def _status(field: str) -> int:

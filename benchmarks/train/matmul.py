@@ -29,8 +29,10 @@ def rate(m: int, k: int, n: int) -> float:
 
 
 def useful(size: Size, train_head: bool) -> dict[str, float]:
-    """FLOPs a step cannot do without when all rows are supervised, by shape: what is computed anew in the backward pass is not
-    counted, and the embedding's half of the projections once for all TTT steps."""
+    """FLOPs a step cannot do without when all rows are supervised, by shape.
+
+    What is computed anew in the backward pass is not counted, the embedding's half of the projections only once.
+    """
     h, rows, steps = size.hidden, size.rows, 3
     pairs = rows * (rows + 1) / 2
     return {
@@ -46,5 +48,8 @@ def useful(size: Size, train_head: bool) -> dict[str, float]:
 print(json.dumps({"ready": True, "torch": torch.__version__, "size": asdict(size)}), flush=True)
 for _line in sys.stdin:
     rates = {name: rate(*shape) for name, shape in SHAPES.items()}
-    ideal = {head: sum(f / rates[n] / 1e6 for n, f in useful(size, head == "trained").items()) for head in ("frozen", "trained")}
+    ideal = {
+        head: sum(f / rates[n] / 1e6 for n, f in useful(size, head == "trained").items())
+        for head in ("frozen", "trained")
+    }
     print(json.dumps({"gflops": rates, "ideal_ms": ideal}), flush=True)

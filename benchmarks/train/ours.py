@@ -1,8 +1,5 @@
 """Our training step."""
 
-import sys
-from pathlib import Path
-
 import torch
 from driver import GRAD_CLIP, LEARNING_RATE, TTT_STEPS, arguments, head_weight, kept_tokens, make_data, serve
 

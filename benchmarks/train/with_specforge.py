@@ -1,5 +1,6 @@
-"""The training step of SpecForge: its model and strategy; its loss is a Triton kernel, for which its own torch reference stands
-in, eager as without a compiler."""
+"""The training step of SpecForge: its model, eager, AdamW. Its loss is a Triton kernel; its own torch reference stands
+in for it.
+"""
 
 import importlib.metadata
 import os

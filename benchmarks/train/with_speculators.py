@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import json
-import sys
 import tempfile
 import warnings
 from pathlib import Path

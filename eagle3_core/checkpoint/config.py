@@ -38,7 +38,7 @@ class DrafterSource:
     notes: decisions made in reading, one sentence each.
     unsupported: what DrafterConfig cannot say; training refuses such a source.
     unjudged: those of `unsupported` whose tensors the judge does not know either.
-    extras: qk_norm, mlp_bias, fc_bias: parts with tensors of their own.
+    extras: mlp_bias, fc_bias: parts with tensors of their own.
     target_hidden_size: width of the aux states where it is not hidden_size.
     captured_after: made by speculators 0.3, whose layer ids mean the state after the layer and are not written.
     """
@@ -156,6 +156,8 @@ def _drafter_config(
             rope=rope,
             hidden_act=sizes.get("hidden_act") or "silu",
             attention_bias=bool(sizes.get("attention_bias")),
+            qk_norm=sizes.get("model_type") == "qwen3",
+            sliding_window=_window(file, sizes),
             num_aux_states=_aux_count(path, whole, nested, ids, hidden),
             bos_token_id=sizes.get("bos_token_id"),
             eos_token_id=sizes.get("eos_token_id"),
@@ -241,17 +243,25 @@ def _fc_columns(path: Path) -> int | None:
     return info.shape[1] if info is not None and len(info.shape) == 2 else None
 
 
+def _window(file: Path, sizes: Mapping[str, Any]) -> int | None:
+    """The sliding window of all layers; `layer_types` decides where it is given, else use_sliding_window."""
+    kinds = sizes.get("layer_types")
+    slides = "sliding_attention" in kinds if isinstance(kinds, list) else sizes.get("use_sliding_window") is True
+    return _need(file, sizes, "sliding_window") if slides else None
+
+
 def _unjudged(sizes: Mapping[str, Any]) -> list[str]:
-    kind = sizes.get("model_type", "llama")
-    return [] if kind in ("llama", "qwen3", None) else [f"model_type {kind!r} (llama-style drafters only)"]
+    kind, kinds = sizes.get("model_type", "llama"), sizes.get("layer_types")
+    found = [] if kind in ("llama", "qwen3", None) else [f"model_type {kind!r} (llama-style drafters only)"]
+    if isinstance(kinds, list) and len({str(each) for each in kinds}) > 1:
+        found.append(f"layer_types {kinds} differ between layers")
+    return found
 
 
 def _extras(whole: Mapping[str, Any], sizes: Mapping[str, Any]) -> frozenset[str]:
     found = {key for key in ("mlp_bias", "fc_bias") if sizes.get(key) or whole.get(key)}
     if sizes.get("bias") or whole.get("bias"):
         found.add("fc_bias")
-    if sizes.get("model_type") == "qwen3":
-        found.add("qk_norm")
     return frozenset(found)
 
 

@@ -97,9 +97,6 @@ def _expected(source: DrafterSource) -> dict[str, tuple[tuple[int, ...], str]]:
     if "fc_bias" in source.extras:
         expected["fc.bias"] = ((config.hidden_size,), "float")
     for index in range(config.num_hidden_layers):
-        if "qk_norm" in source.extras:
-            for part in ("q_norm", "k_norm"):
-                expected[f"layers.{index}.self_attn.{part}.weight"] = ((config.head_dim,), "float")
         if "mlp_bias" in source.extras:
             rows = {"gate": config.intermediate_size, "up": config.intermediate_size, "down": config.hidden_size}
             expected |= {f"layers.{index}.mlp.{part}_proj.bias": ((size,), "float") for part, size in rows.items()}

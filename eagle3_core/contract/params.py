@@ -10,7 +10,6 @@ from typing import Annotated, ClassVar, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-
 LossName = Literal["forward_kl", "soft_ce", "reverse_kl", "jsd", "tv", "lk_alpha", "lk_hybrid"]
 """What a drafter can be trained for; defined in eagle3_core.training.losses."""
 
@@ -118,6 +117,11 @@ class TrainParams(StageParams):
     norm_before_fc: bool | None = Field(None, description="default: the source's, else false")
     fc_norm: bool | None = Field(None, description="default: the source's, else false")
     norm_output: bool | None = Field(None, description="default: the source's, else false")
+    qk_norm: bool | None = Field(
+        None, description="norms of queries and keys, as Qwen3; default: the source's, else false"
+    )
+    sliding_window: int | None = Field(None, ge=1, description="rows a row sees; default: the source's, else all")
+    num_hidden_layers: int | None = Field(None, ge=1, le=64, description="layers; default: the source's, else 1")
     intermediate_size: int | None = Field(None, ge=1, description="default: the source's, else the verifier's")
     num_attention_heads: int | None = Field(None, ge=1, description="default: the source's, else the verifier's")
     num_key_value_heads: int | None = Field(None, ge=1, description="default: the source's, else the verifier's")
@@ -172,7 +176,9 @@ class TrainParams(StageParams):
             raise ValueError("norm_before_fc and fc_norm exclude each other")
         if self.ttt_step_weights is not None:
             if len(self.ttt_step_weights) != self.ttt_steps:
-                raise ValueError(f"ttt_step_weights has {len(self.ttt_step_weights)} entries for {self.ttt_steps} ttt_steps")
+                raise ValueError(
+                    f"ttt_step_weights has {len(self.ttt_step_weights)} entries for {self.ttt_steps} ttt_steps"
+                )
             if not any(self.ttt_step_weights):
                 raise ValueError("ttt_step_weights are all zero: nothing would be learned")
         return self

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from eagle3_core.errors import BadInput
 from eagle3_core.model.config import DrafterConfig
-from eagle3_core.model.rope import inverse_frequencies, rotate, rotation
+from eagle3_core.model.rope import inverse_frequencies, rotate, rotation, rotation_scale
 
 
 class RMSNorm(nn.Module):
@@ -86,6 +86,10 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(width, self.kv_heads * self.head_dim, bias=bias)
         self.v_proj = nn.Linear(width, self.kv_heads * self.head_dim, bias=bias)
         self.o_proj = nn.Linear(self.heads * self.head_dim, config.hidden_size, bias=bias)
+        self.window, self.qk_norm = config.sliding_window, config.qk_norm
+        if config.qk_norm:
+            self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
+            self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
 
     def forward(
         self, x_RW: Tensor, rows_R: Tensor, step: int, cos_sin: tuple[Tensor, Tensor], keys: LayerKeys
@@ -100,8 +104,11 @@ class Attention(nn.Module):
             keys: what this layer saw before.
         """
         count = x_RW.shape[0]
-        q = rotate(self.q_proj(x_RW).view(count, self.heads, self.head_dim), cos_sin)
-        k = rotate(self.k_proj(x_RW).view(count, self.kv_heads, self.head_dim), cos_sin)
+        q = self.q_proj(x_RW).view(count, self.heads, self.head_dim)
+        k = self.k_proj(x_RW).view(count, self.kv_heads, self.head_dim)
+        if self.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = rotate(q, cos_sin), rotate(k, cos_sin)
         v = self.v_proj(x_RW).view(count, self.kv_heads, self.head_dim)
         if step == 0:
             keys.append_rows(k, v)
@@ -116,7 +123,10 @@ class Attention(nn.Module):
         # [kv, g, R, hd]: the queries that share a key head lie side by side.
         q = q_RnD.view(-1, self.kv_heads, groups, self.head_dim).permute(1, 2, 0, 3) * self.head_dim**-0.5
         scores = q @ keys.k_TnD.permute(1, 2, 0)[:, None]
-        hidden_from = torch.arange(keys.k_TnD.shape[0], device=q.device)[None, :] > rows_R[:, None]
+        places = torch.arange(keys.k_TnD.shape[0], device=q.device)[None, :]
+        hidden_from = places > rows_R[:, None]
+        if self.window is not None:
+            hidden_from |= places <= rows_R[:, None] - self.window
         scores = scores.masked_fill(hidden_from, float("-inf"))
         own = [torch.einsum("kgrd,rkd->kgr", q, k)[..., None] for k in keys.chain_k]
         wide = torch.promote_types(q.dtype, torch.float32)
@@ -214,6 +224,11 @@ class Eagle3Drafter(nn.Module):
             self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
             self.register_buffer("t2d", torch.zeros(config.vocab_size, dtype=torch.bool))
         self.register_buffer("inv_freq", inverse_frequencies(config.rope, config.head_dim), persistent=False)
+        self.rope_scale = rotation_scale(config.rope)
+
+    def rotation(self, positions_R: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Cosine and sine of int64 positions [R]: two [R, 1, hd / 2] of `dtype`."""
+        return rotation(self.inv_freq, positions_R, dtype, self.rope_scale)
 
     def fuse(self, aux_RAH: Tensor) -> Tensor:
         """Aux states [R, A, H] -> the drafter's first hidden state [R, H]."""
@@ -236,7 +251,7 @@ class Eagle3Drafter(nn.Module):
             [R, H] stream behind the last layer; give it to `logits` and to `carry`.
         """
         embedding = self.embed_tokens(ids_R).to(h_RH.dtype)
-        cos_sin = rotation(self.inv_freq, rows_R + step, h_RH.dtype)
+        cos_sin = self.rotation(rows_R + step, h_RH.dtype)
         for layer, layer_keys in zip(self.layers, keys.layers, strict=True):
             h_RH = layer(embedding, h_RH, rows_R, step, cos_sin, layer_keys)
         return h_RH

@@ -123,9 +123,7 @@ def _by_query(x_kgBD: Tensor) -> Tensor:
     return x_kgBD.permute(2, 0, 1, 3).flatten(1, 2)
 
 
-def _softmax(
-    q_kgBD: Tensor, k_kND: Tensor, block: Block, rows: StepRows, window: int | None
-) -> tuple[Tensor, Tensor]:
+def _softmax(q_kgBD: Tensor, k_kND: Tensor, block: Block, rows: StepRows, window: int | None) -> tuple[Tensor, Tensor]:
     """Probabilities [k, g * B, K] over the block's step-0 keys, and their log-sum-exp [k, g, B]."""
     keys = block.keys
     scores = _mm(q_kgBD.flatten(1, 2), k_kND[:, keys].transpose(1, 2))

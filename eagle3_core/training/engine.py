@@ -13,6 +13,7 @@ N key rows, M token slots, C targets, U rows of a step, A aux states, H hidden, 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from eagle3_core.model.config import DrafterConfig
 from eagle3_core.model.drafter import Eagle3Drafter, Layer, RMSNorm
-from eagle3_core.model.rope import rotate, rotation
+from eagle3_core.model.rope import rotate
 from eagle3_core.training.attention import attend
 from eagle3_core.training.functions import (
     WeightSum,
@@ -33,6 +34,9 @@ from eagle3_core.training.functions import (
 from eagle3_core.training.losses import Loss
 from eagle3_core.training.rows import Index, Plan, StepRows, as_index, plan_rows, take
 from eagle3_core.training.score import StepScore, TargetHead, score
+
+CosSin = tuple[Tensor, Tensor]
+"""Rotation of some rows' positions."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,7 @@ def make_pack(
     documents: Sequence[Document], config: DrafterConfig, device: torch.device, dtype: torch.dtype = torch.float32
 ) -> Pack:
     """Put documents one behind the other, cut to the rows that count; states become `dtype` on `device`."""
-    plan = plan_rows([document.rows_KR for document in documents], config.num_hidden_layers)
+    plan = plan_rows([document.rows_KR for document in documents], config.num_hidden_layers, config.sliding_window)
     cut = list(zip(documents, plan.key_rows, plan.slots, strict=True))
     last = torch.cat([document.last_TH[1 : 1 + slots] for document, _, slots in cut])
     return Pack(
@@ -111,18 +115,21 @@ def unroll(drafter: Eagle3Drafter, pack: Pack, dtype: torch.dtype) -> list[Tenso
     """norm(h) [U, H] of the rows of each step, as head and next step see it."""
     plan = pack.plan
     embedding_MH = drafter.embed_tokens(pack.ids_M).to(dtype)
-    layers = [_LayerRun(layer, dtype) for layer in drafter.layers]
+    layers = [_LayerRun(cast(Layer, layer), dtype) for layer in drafter.layers]
     layers[0].join(embedding_MH, plan)
     h = collect(_fuse(drafter, pack.aux_NAH.to(dtype)), [weight for layer in layers for weight in layer.weights()])
     states: list[Tensor] = []
     for step, rows in enumerate(plan.steps):
+        turned = drafter.rotation(rows.positions_U, dtype)
         if step == 0:
-            for layer in layers:
-                h = layer.first_step(h, plan, rows if layer is layers[-1] else plan.all_rows, drafter.inv_freq)
+            turned_N = drafter.rotation(plan.positions_N, dtype)
+            for layer in layers[:-1]:
+                h = layer.first_step(h, plan, plan.all_rows, turned_N, turned_N)
+            h = layers[-1].first_step(h, plan, rows, turned_N, turned)
         else:
             h = take(h, rows.earlier[-1])
             for layer in layers:
-                h = layer.later_step(h, rows, drafter.inv_freq)
+                h = layer.later_step(h, rows, turned)
         state = _norm(drafter.norm, h)
         states.append(state)
         h = state if drafter.config.norm_output else h
@@ -132,7 +139,8 @@ def unroll(drafter: Eagle3Drafter, pack: Pack, dtype: torch.dtype) -> list[Tenso
 def _fuse(drafter: Eagle3Drafter, aux_NAH: Tensor) -> Tensor:
     """`Eagle3Drafter.fuse`, [N, H]."""
     if drafter.config.fc_norm:
-        aux_NAH = torch.stack([_norm(norm, aux_NAH[:, slot]) for slot, norm in enumerate(drafter.fc_norm)], dim=1)
+        norms = [cast(RMSNorm, norm) for norm in drafter.fc_norm]
+        aux_NAH = torch.stack([_norm(norm, aux_NAH[:, slot]) for slot, norm in enumerate(norms)], dim=1)
     flat = aux_NAH.flatten(1)
     if drafter.config.norm_before_fc:
         flat = _norm(drafter.input_norm, flat)
@@ -175,22 +183,20 @@ class _LayerRun:
         inputs = (take(e_MH, plan.query_slots), e_MH, e_MH)
         self.joined = [F.linear(*each) for each in zip(inputs, self.of_embedding, self.biases, strict=True)]
 
-    def first_step(self, h_NH: Tensor, plan: Plan, rows: StepRows, inv_freq: Tensor) -> Tensor:
+    def first_step(self, h_NH: Tensor, plan: Plan, rows: StepRows, turned_N: CosSin, turned_U: CosSin) -> Tensor:
         """Step 0: keys of all N rows, and the stream [U, H] behind this layer of the given ones."""
         places, everything = as_index(rows.keys_U), slice(0, len(h_NH))
         q, k, v = self._project(h_NH, (places, everything, everything), rows.query_slots, plan.key_slots)
-        cos_sin = rotation(inv_freq, plan.positions_N.to(h_NH.device), h_NH.dtype)
-        self.keys_kND = rotate(k, cos_sin).transpose(0, 1).contiguous()
+        self.keys_kND = rotate(k, turned_N).transpose(0, 1).contiguous()
         self.values_kND = v.transpose(0, 1).contiguous()
-        return self._rest(take(self._residual(h_NH), places), q, rows, inv_freq)
+        return self._rest(take(self._residual(h_NH), places), q, rows, turned_U)
 
-    def later_step(self, h_UH: Tensor, rows: StepRows, inv_freq: Tensor) -> Tensor:
+    def later_step(self, h_UH: Tensor, rows: StepRows, turned_U: CosSin) -> Tensor:
         """A later step: one more key of each row, and the stream [U, H] behind this layer."""
         everything = slice(0, len(h_UH))
         q, k, v = self._project(h_UH, (everything,) * 3, rows.query_slots, rows.slots)
-        cos_sin = rotation(inv_freq, rows.positions_U.to(h_UH.device), h_UH.dtype)
-        self.chain.append((rotate(k, cos_sin), v))
-        return self._rest(self._residual(h_UH), q, rows, inv_freq)
+        self.chain.append((rotate(k, turned_U), v))
+        return self._rest(self._residual(h_UH), q, rows, turned_U)
 
     def _project(self, h: Tensor, places: tuple[Index, ...], query_slots: Index, key_slots: Index) -> list[Tensor]:
         """Queries, keys and values of the rows at `places`, each [rows, heads, D], not yet rotated."""
@@ -199,15 +205,20 @@ class _LayerRun:
             slots = (query_slots, key_slots, key_slots)
             added = [take(joined, index) for joined, index in zip(self.joined, slots, strict=True)]
         out = normed_projections(h, self.norm.weight, self.norm.eps, self.qkv, places, added)
-        return [x.unflatten(1, (-1, self.width)) for x in out]
+        q, k, v = (x.unflatten(1, (-1, self.width)) for x in out)
+        attention = self.layer.self_attn
+        if attention.qk_norm:
+            q, k = (_norm(n, x.flatten(0, 1)).view_as(x) for n, x in ((attention.q_norm, q), (attention.k_norm, k)))
+        return [q, k, v]
 
     def _residual(self, h: Tensor) -> Tensor:
         return _norm(self.norm, h) if self.layer.first and self.layer.norm_before_residual else h
 
-    def _rest(self, residual_UH: Tensor, q_UnD: Tensor, rows: StepRows, inv_freq: Tensor) -> Tensor:
+    def _rest(self, residual_UH: Tensor, q_UnD: Tensor, rows: StepRows, turned_U: CosSin) -> Tensor:
         """Attention, output and MLP."""
-        cos_sin = rotation(inv_freq, rows.positions_U.to(q_UnD.device), q_UnD.dtype)
-        attended = attend(rotate(q_UnD, cos_sin), self.keys_kND, self.values_kND, self.chain, rows)
+        attended = attend(
+            rotate(q_UnD, turned_U), self.keys_kND, self.values_kND, self.chain, rows, self.layer.self_attn.window
+        )
         h_UH = residual_linear(residual_UH, attended.flatten(1), self.o)
         if self.o_bias is not None:
             h_UH = h_UH + self.o_bias

@@ -68,7 +68,8 @@ class _RMSNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Gradients:
-        return *_norm_backward(grads[0], *ctx.saved_tensors, wanted=ctx.needs_input_grad[0]), None
+        x_RH, weight_H, scale_R1 = ctx.saved_tensors
+        return *_norm_backward(grads[0], x_RH, weight_H, scale_R1, ctx.needs_input_grad[0]), None
 
 
 def _norm(x_RH: Tensor, weight_H: Tensor, eps: float) -> tuple[Tensor, Tensor]:

@@ -135,7 +135,7 @@ class _Target:
 
 
 def _log_sum_exp(top_C: Tensor, softmax_CD: Tensor) -> Tensor:
-    """Of logits whose largest is `top`: the largest probability is exp(top - lse), so no second pass of exponentials."""
+    """Of logits whose largest is `top`: the largest probability is exp(top - lse). Saves a pass of exponentials."""
     return top_C - softmax_CD.amax(-1).log()
 
 
@@ -148,9 +148,7 @@ def _part(rows: StepRows, low: int, high: int) -> tuple[Index, Index] | None:
     return within(rows.counted, inside), as_index(rows.targets_R[inside] - low)
 
 
-def _score_rows(
-    z_cD: Tensor, target: _Target, loss: Loss | None, wanted: bool
-) -> tuple[Tensor, Tensor, Tensor | None]:
+def _score_rows(z_cD: Tensor, target: _Target, loss: Loss | None, wanted: bool) -> tuple[Tensor, Tensor, Tensor | None]:
     """Sum of the loss over rows, how many first choices are right, and the gradient [c, D] if wanted."""
     z_cD = z_cD.to(target.p_CD.dtype)
     top_c = z_cD.amax(-1)

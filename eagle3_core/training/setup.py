@@ -20,12 +20,13 @@ from eagle3_core.data.store import StoreMeta
 from eagle3_core.errors import BadInput
 from eagle3_core.model.config import DrafterConfig
 from eagle3_core.model.drafter import Eagle3Drafter
+from eagle3_core.model.rope import longest_text
 from eagle3_core.model.vocab_map import VocabMap, load_vocab_map, map_fault, map_of_tokens
 from eagle3_core.training.score import CHUNK_ROWS, TargetHead
 from eagle3_core.verifier.tensors import VerifierWeights, load_verifier_weights
 
 SHAPE_FIELDS = ("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
-FLAG_FIELDS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+FLAG_FIELDS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "qk_norm")
 INITIALIZER_RANGE = 0.02
 
 Report = Callable[..., None]
@@ -61,7 +62,8 @@ def resolve_shape(
         "rope": files.rope,
         "rms_norm_eps": files.rms_norm_eps,
         "max_position_embeddings": files.max_position_embeddings,
-        "num_hidden_layers": 1,
+        "num_hidden_layers": params.num_hidden_layers or 1,
+        "sliding_window": params.sliding_window,
     }
     overrides: list[str] = []
     if source is not None:
@@ -80,6 +82,12 @@ def resolve_shape(
         raise BadInput(
             f"num_attention_heads {config.num_attention_heads} is not a multiple of num_key_value_heads "
             f"{config.num_key_value_heads}"
+        )
+    longest = longest_text(config.rope, config.max_position_embeddings)
+    if longest is not None and params.max_seq_len > longest:
+        raise BadInput(
+            f"max_seq_len {params.max_seq_len}: with rope_type {config.rope['rope_type']} the positions of texts longer "
+            f"than {longest} tokens turn otherwise; ask for max_seq_len {longest}"
         )
     return Shape(config, overrides)
 
@@ -120,7 +128,7 @@ def _from_source(params: TrainParams, meta: StoreMeta, source: DrafterSource, ov
             f"{where} fuses {config.num_aux_states} aux states, data_dir holds {len(meta.layer_ids)} a token "
             f"({list(meta.layer_ids)})"
         )
-    for name in SHAPE_FIELDS:
+    for name in (*SHAPE_FIELDS, "num_hidden_layers"):
         if asked[name] is not None and asked[name] != dict(config)[name]:
             raise BadInput(f"{name} {asked[name]} was asked for, {where} has {dict(config)[name]}; leave {name} out")
     taken = {name: dict(config)[name] for name in (*SHAPE_FIELDS, *FLAG_FIELDS)}
@@ -150,6 +158,7 @@ def _from_source(params: TrainParams, meta: StoreMeta, source: DrafterSource, ov
         "rms_norm_eps": config.rms_norm_eps,
         "max_position_embeddings": config.max_position_embeddings,
         "num_hidden_layers": config.num_hidden_layers,
+        "sliding_window": config.sliding_window if params.sliding_window is None else params.sliding_window,
         "attention_bias": config.attention_bias,
         "hidden_act": config.hidden_act,
     }

@@ -53,9 +53,7 @@ def test_the_loss_of_each_step_and_every_gradient_equal_the_peers(tmp_path: Path
     assert run.returncode == 0, run.stderr[-3000:]
 
     rows_KR = torch.stack([torch.arange(TOKENS - 1) < TOKENS - 1 - step for step in range(TTT_STEPS)])
-    pack = make_pack(
-        [Document(data["token_ids"], data["aux"], data["target"], rows_KR)], shape, torch.device("cpu")
-    )
+    pack = make_pack([Document(data["token_ids"], data["aux"], data["target"], rows_KR)], shape, torch.device("cpu"))
     weights = [1 / (TOKENS - 1)] * TTT_STEPS
     loss, scores = score_pack(drafter, lambda target: target, pack, weights, mixture({"soft_ce": 1.0}))
     loss.backward()

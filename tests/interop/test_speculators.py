@@ -30,6 +30,14 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 50000.0,
+    "factor": 16.0,
+    "original_max_position_embeddings": 32,
+    "beta_fast": 1.0,
+    "beta_slow": 1.0,
+}
 CASES = {
     "plain": {},
     "norm_before_residual": {"norm_before_residual": True},
@@ -38,6 +46,9 @@ CASES = {
     "norm_output": {"norm_output": True},
     "all_of_0_9": {"norm_before_residual": True, "norm_before_fc": True, "norm_output": True},
     "llama3_rope": {"rope": LLAMA3},
+    "qwen3": {"qk_norm": True},
+    "sliding_window": {"sliding_window": 7},
+    "yarn_rope": {"rope": YARN},
     "two_layers": {"num_hidden_layers": 2},
 }
 TTT_STEPS, DECAY, TOKENS = 3, 0.8, 48

@@ -25,7 +25,9 @@ FLAGS = {
     "norm_before_fc": {"norm_before_fc": True},
     "eagle_3_1": {"fc_norm": True, "norm_output": True},
     "attention_bias": {"attention_bias": True},
-    "two_layers": {"num_hidden_layers": 2},
+    "qk_norm": {"qk_norm": True},
+    "sliding_window": {"sliding_window": 7},
+    "two_layers": {"num_hidden_layers": 2, "sliding_window": 200},
     "three_layers": {"num_hidden_layers": 3, "norm_output": True, "norm_before_residual": True},
 }
 
@@ -226,9 +228,9 @@ def test_bfloat16_is_near_float32(documents: list[Document]) -> None:
     pack = make_pack(documents, drafter.config, CPU)
     wide = score_pack(drafter, lambda h: head(h.double()).float(), pack, weights_of(documents))[0]
     expected = gradients(drafter, wide)
-    narrow = score_pack(
-        drafter, lambda h: head(h.double()).float(), pack, weights_of(documents), dtype=torch.bfloat16
-    )[0]
+    narrow = score_pack(drafter, lambda h: head(h.double()).float(), pack, weights_of(documents), dtype=torch.bfloat16)[
+        0
+    ]
     assert narrow.item() == pytest.approx(wide.item(), rel=0.02)
     ours = gradients(drafter, narrow)
     assert {grad.dtype for grad in ours.values()} == {torch.float32}

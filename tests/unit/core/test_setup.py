@@ -251,3 +251,13 @@ def test_a_reduced_head_without_a_map_has_no_meaning(inputs: dict[str, Any]) -> 
     weights = load_verifier_weights(read_verifier_files(Path(inputs["verifier"])), vocab_map.target_ids_D)
     with pytest.raises(BadInput, match="64 head rows for 259 verifier tokens, and no d2t"):
         build_drafter(shape_of(inputs, source), vocab_map, weights, (source, tensors), 0, lambda *_, **__: None)
+
+
+def test_a_text_longer_than_the_rope_was_made_for_is_refused(tmp_path: Path) -> None:
+    scaling = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    inputs = tiny.make_training_inputs(tmp_path)
+    tiny.make_verifier(tmp_path / "stretched", rope_parameters=scaling, max_position_embeddings=48)
+    asked = {"verifier": str(tmp_path / "stretched")}
+    with pytest.raises(BadInput, match=r"max_seq_len 64: with rope_type dynamic .* longer than 48 tokens"):
+        shape_of(inputs, None, **asked)
+    assert shape_of(inputs, None, **asked, max_seq_len=48).config.rope == scaling

@@ -86,7 +86,7 @@ def resolve_shape(
     longest = longest_text(config.rope, config.max_position_embeddings)
     if longest is not None and params.max_seq_len > longest:
         raise BadInput(
-            f"max_seq_len {params.max_seq_len}: with rope_type {config.rope['rope_type']} the positions of texts longer "
+            f"max_seq_len {params.max_seq_len}: with rope_type {config.rope['rope_type']} positions of texts longer "
             f"than {longest} tokens turn otherwise; ask for max_seq_len {longest}"
         )
     return Shape(config, overrides)

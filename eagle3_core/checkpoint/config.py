@@ -55,14 +55,14 @@ class DrafterSource:
 
 
 def read_drafter_config(path: Path) -> DrafterSource:
-    """The config of a drafter that Eyas can train on or evaluate.
+    """The config of a drafter that Eyas can train on or evaluate; of a directory or of a config file of any name.
 
     Raises:
         CheckpointError: no or a broken config, not an EAGLE-3 drafter, or one with parts Eyas does not know.
     """
     source = describe_drafter(path)
     if source.unsupported:
-        raise CheckpointError(f"{path / 'config.json'}: not supported: {'; '.join(source.unsupported)}")
+        raise CheckpointError(f"{_config_file(path)}: not supported: {'; '.join(source.unsupported)}")
     return source
 
 
@@ -72,7 +72,7 @@ def describe_drafter(path: Path) -> DrafterSource:
     Raises:
         CheckpointError: no or a broken config, or not an EAGLE-3 drafter at all.
     """
-    file = path / "config.json"
+    file = _config_file(path)
     try:
         whole = read_json_object(file)
     except BadInput as error:
@@ -86,7 +86,7 @@ def describe_drafter(path: Path) -> DrafterSource:
     form = "speculators" if speculators else _hf_format(file, whole, nested)
     notes: list[str] = []
     target = _number(file, whole, "target_hidden_size")
-    config = _drafter_config(path, whole, sizes, nested, notes)
+    config = _drafter_config(file, whole, sizes, nested, notes)
     unjudged = _unjudged(sizes)
     extras = _extras(whole, sizes)
     wide = [f"target_hidden_size {target} unlike hidden_size {config.hidden_size}"]
@@ -101,6 +101,10 @@ def describe_drafter(path: Path) -> DrafterSource:
         target_hidden_size=target,
         captured_after=_by_speculators_0_3(whole),
     )
+
+
+def _config_file(path: Path) -> Path:
+    return path if path.is_file() else path / "config.json"
 
 
 def _by_speculators_0_3(whole: Mapping[str, Any]) -> bool:
@@ -124,9 +128,8 @@ def _hf_format(file: Path, whole: Mapping[str, Any], nested: Mapping[str, Any]) 
 
 
 def _drafter_config(
-    path: Path, whole: Mapping[str, Any], sizes: dict[str, Any], nested: Mapping[str, Any], notes: list[str]
+    file: Path, whole: Mapping[str, Any], sizes: dict[str, Any], nested: Mapping[str, Any], notes: list[str]
 ) -> DrafterConfig:
-    file = path / "config.json"
     hidden, heads = _need(file, sizes, "hidden_size"), _need(file, sizes, "num_attention_heads")
     vocab = _need(file, sizes, "vocab_size")
     draft = _number(file, whole, "draft_vocab_size")
@@ -158,7 +161,7 @@ def _drafter_config(
             attention_bias=bool(sizes.get("attention_bias")),
             qk_norm=sizes.get("model_type") == "qwen3",
             sliding_window=_window(file, sizes),
-            num_aux_states=_aux_count(path, whole, nested, ids, hidden),
+            num_aux_states=_aux_count(file, whole, nested, ids, hidden),
             bos_token_id=sizes.get("bos_token_id"),
             eos_token_id=sizes.get("eos_token_id"),
             **{flag: _flag(file, flag, whole, nested, notes) for flag in FLAGS},
@@ -217,20 +220,19 @@ def _id_list(file: Path, config: Mapping[str, Any], place: str) -> tuple[int, ..
 
 
 def _aux_count(
-    path: Path,
+    file: Path,
     whole: Mapping[str, Any],
     nested: Mapping[str, Any],
     ids: tuple[int, ...] | None,
     hidden: int,
 ) -> int:
     """A: as stated, else as many as ids, else what the width of fc says, else three."""
-    file = path / "config.json"
     stated = _count(file, whole, "num_aux_hidden_states") or _count(file, nested, "num_aux_hidden_states")
     if stated is not None:
         return stated
     if ids is not None:
         return len(ids)
-    columns, width = _fc_columns(path), _number(file, whole, "target_hidden_size") or hidden
+    columns, width = _fc_columns(file.parent), _number(file, whole, "target_hidden_size") or hidden
     return columns // width if columns and columns % width == 0 and columns // width <= _MAX_LAYERS else 3
 
 

@@ -108,6 +108,11 @@ class TrainParams(StageParams):
     draft_vocab_size: int | None = Field(None, ge=1, description="tokens; must agree with the vocabulary map")
 
     finetune_from: InputPath | None = Field(None, description="drafter checkpoint to start from")
+    drafter_config: InputPath | None = Field(
+        None,
+        description="config.json of a drafter in any format, whose shape a fresh one takes where the fields below "
+        "leave it open",
+    )
     allow_source_mismatch: bool = Field(
         False,
         description="train although this request or the store contradicts `finetune_from`; recorded in the checkpoint",
@@ -172,6 +177,8 @@ class TrainParams(StageParams):
     def _a_vocabulary_from_somewhere(self) -> Self:
         if self.vocab_map_dir is None and self.finetune_from is None:
             raise ValueError("vocab_map_dir is needed unless finetune_from brings a vocabulary map of its own")
+        if self.finetune_from is not None and self.drafter_config is not None:
+            raise ValueError("drafter_config describes a fresh drafter, finetune_from brings its own config: give one")
         if self.norm_before_fc and self.fc_norm:
             raise ValueError("norm_before_fc and fc_norm exclude each other")
         if self.ttt_step_weights is not None:

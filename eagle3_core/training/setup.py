@@ -1,8 +1,9 @@
 """What a training run starts from: the drafter's shape and weights, and the verifier's word on every row.
 
 A knob of the drafter's shape comes from the checkpoint named by `finetune_from`, else from the request, else from the
-verifier. Where request or store contradict that checkpoint, the error names both; with `allow_source_mismatch` the
-request or the store wins, and what was overridden is recorded in every checkpoint.
+file named by `drafter_config`, else from the verifier. Where request or store contradict that checkpoint, the error
+names both; with `allow_source_mismatch` the request or the store wins, and what was overridden is recorded in every
+checkpoint.
 """
 
 from collections.abc import Callable
@@ -27,6 +28,8 @@ from eagle3_core.verifier.tensors import VerifierWeights, load_verifier_weights
 
 SHAPE_FIELDS = ("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
 FLAG_FIELDS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "qk_norm")
+ASKABLE = (*SHAPE_FIELDS, *FLAG_FIELDS, "num_hidden_layers", "sliding_window")
+CONFIG_FIELDS = ("rope", "rms_norm_eps", "max_position_embeddings", "attention_bias", "hidden_act")
 INITIALIZER_RANGE = 0.02
 
 Report = Callable[..., None]
@@ -54,17 +57,10 @@ def resolve_shape(
         BadInput: the request, the store, the verifier or the source checkpoint contradict each other; names both.
     """
     _check_store(params, files, meta)
-    chosen: dict[str, Any] = {
-        name: dict(params)[name] if dict(params)[name] is not None else vars(files)[name] for name in SHAPE_FIELDS
-    }
-    chosen |= {name: bool(dict(params)[name]) for name in FLAG_FIELDS}
-    chosen |= {
-        "rope": files.rope,
-        "rms_norm_eps": files.rms_norm_eps,
-        "max_position_embeddings": files.max_position_embeddings,
-        "num_hidden_layers": params.num_hidden_layers or 1,
-        "sliding_window": params.sliding_window,
-    }
+    chosen = _from_verifier(files)
+    if params.drafter_config is not None:
+        chosen |= _from_file(params.drafter_config, files, meta, draft_vocab_size)
+    chosen |= {name: dict(params)[name] for name in ASKABLE if dict(params)[name] is not None}
     overrides: list[str] = []
     if source is not None:
         chosen |= _from_source(params, meta, source, overrides)
@@ -90,6 +86,36 @@ def resolve_shape(
             f"than {longest} tokens turn otherwise; ask for max_seq_len {longest}"
         )
     return Shape(config, overrides)
+
+
+def _from_verifier(files: VerifierFiles) -> dict[str, Any]:
+    """What a drafter takes from its verifier where nothing else is said."""
+    names = (*SHAPE_FIELDS, "rope", "rms_norm_eps", "max_position_embeddings")
+    return {name: vars(files)[name] for name in names}
+
+
+def _from_file(path: str, files: VerifierFiles, meta: StoreMeta, draft_vocab_size: int) -> dict[str, Any]:
+    """The shape that a drafter's config file states.
+
+    Raises:
+        BadInput: it is of another verifier, vocabulary or other states.
+        CheckpointError: it cannot be read.
+    """
+    config = read_drafter_config(Path(path)).config
+    # A config that states no draft vocabulary is read as having the whole.
+    stated = draft_vocab_size if config.draft_vocab_size == config.vocab_size else config.draft_vocab_size
+    for name, theirs, ours in (
+        ("hidden_size", config.hidden_size, files.hidden_size),
+        ("vocab_size", config.vocab_size, files.vocab_size),
+        ("draft_vocab_size", stated, draft_vocab_size),
+        ("number of aux states", config.num_aux_states, len(meta.layer_ids)),
+        ("aux layers", list(config.aux_layer_ids or meta.layer_ids), list(meta.layer_ids)),
+    ):
+        if theirs != ours:
+            raise BadInput(
+                f"drafter_config {path} says {name} {theirs}, verifier, vocabulary map and store have {ours}"
+            )
+    return {name: dict(config)[name] for name in (*ASKABLE, *CONFIG_FIELDS)}
 
 
 def _check_store(params: TrainParams, files: VerifierFiles, meta: StoreMeta) -> None:
@@ -154,13 +180,9 @@ def _from_source(params: TrainParams, meta: StoreMeta, source: DrafterSource, ov
         if name:
             taken[name] = asked[name]
     return taken | {
-        "rope": config.rope,
-        "rms_norm_eps": config.rms_norm_eps,
-        "max_position_embeddings": config.max_position_embeddings,
+        **{name: dict(config)[name] for name in CONFIG_FIELDS},
         "num_hidden_layers": config.num_hidden_layers,
         "sliding_window": config.sliding_window if params.sliding_window is None else params.sliding_window,
-        "attention_bias": config.attention_bias,
-        "hidden_act": config.hidden_act,
     }
 
 

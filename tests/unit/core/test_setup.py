@@ -1,12 +1,15 @@
 """What a run starts from: the drafter's shape, its weights, and every contradiction named."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from eagle3_core.checkpoint.format import DrafterSource
+from eagle3_core.checkpoint.write import speculators_config
 from eagle3_core.contract.params import TrainParams
 from eagle3_core.contract.verifier_files import read_verifier_files
 from eagle3_core.data.store import HiddenStateStore
@@ -251,6 +254,27 @@ def test_a_reduced_head_without_a_map_has_no_meaning(inputs: dict[str, Any]) -> 
     weights = load_verifier_weights(read_verifier_files(Path(inputs["verifier"])), vocab_map.target_ids_D)
     with pytest.raises(BadInput, match="64 head rows for 259 verifier tokens, and no d2t"):
         build_drafter(shape_of(inputs, source), vocab_map, weights, (source, tensors), 0, lambda *_, **__: None)
+
+
+@pytest.mark.parametrize("form", ["speculators", "specforge"])
+def test_the_shape_can_be_given_as_a_drafters_config(inputs: dict[str, Any], tmp_path: Path, form: str) -> None:
+    config, _ = source_of(num_hidden_layers=2)
+    stated = speculators_config(config.config, "verifier", ["LlamaForCausalLM"], 3)
+    if form == "specforge":
+        flat = stated["transformer_layer_config"] | {"architectures": ["LlamaForCausalLMEagle3"]}
+        ids = {"eagle_aux_hidden_state_layer_ids": [i - 1 for i in tiny.AUX_LAYER_IDS]}
+        stated = flat | {"draft_vocab_size": 64, "norm_before_residual": True, "eagle_config": ids}
+    file = tmp_path / "any-name.json"
+    file.write_text(json.dumps(stated))
+    made = shape_of(inputs, None, drafter_config=str(file), intermediate_size=40).config
+    assert made == config.config.model_copy(
+        update={"intermediate_size": 40, "bos_token_id": made.bos_token_id, "eos_token_id": made.eos_token_id}
+    )
+    file.write_text(json.dumps(stated | {"draft_vocab_size": 32}))
+    with pytest.raises(BadInput, match=r"any-name.json says draft_vocab_size 32, .* have 64"):
+        shape_of(inputs, None, drafter_config=str(file))
+    with pytest.raises(ValidationError, match="give one"):
+        shape_of(inputs, None, drafter_config=str(file), finetune_from=str(tmp_path))
 
 
 def test_a_text_longer_than_the_rope_was_made_for_is_refused(tmp_path: Path) -> None:

@@ -72,13 +72,18 @@ def make_pack(
     """Put documents one behind the other, cut to the rows that count; states become `dtype` on `device`."""
     plan = plan_rows([document.rows_KR for document in documents], config.num_hidden_layers, config.sliding_window)
     cut = list(zip(documents, plan.key_rows, plan.slots, strict=True))
-    last = torch.cat([document.last_TH[1 : 1 + slots] for document, _, slots in cut])
+    last = _joined([document.last_TH[1 : 1 + slots] for document, _, slots in cut])
     return Pack(
         plan,
-        torch.cat([document.token_ids_T[1 : 1 + slots] for document, _, slots in cut]).to(device),
-        torch.cat([document.aux_TAH[:rows] for document, rows, _ in cut]).to(device, dtype),
+        _joined([document.token_ids_T[1 : 1 + slots] for document, _, slots in cut]).to(device),
+        _joined([document.aux_TAH[:rows] for document, rows, _ in cut]).to(device, dtype),
         take(last, plan.target_slots).to(device, dtype),
     )
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    """One behind the other; one alone is not copied."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def score_pack(

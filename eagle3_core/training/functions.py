@@ -181,20 +181,25 @@ class _GatedMLP(torch.autograd.Function):
         normed_RH, scale_R1 = _norm(x_RH, norm_H, eps)
         gate_RI, up_RI = normed_RH @ gate.value.T, normed_RH @ up.value.T
         ctx.weights = gate, up, down
-        ctx.save_for_backward(x_RH, norm_H, scale_R1, gate_RI, up_RI)
+        ctx.save_for_backward(x_RH, norm_H, scale_R1)
+        # Seen by nobody else, and so used up in the backward pass.
+        ctx.kept = gate_RI, up_RI
         return torch.addmm(x_RH, F.silu(gate_RI).mul_(up_RI), down.value.T)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Gradients:
-        x_RH, norm_H, scale_R1, gate_RI, up_RI = ctx.saved_tensors
+        x_RH, norm_H, scale_R1 = ctx.saved_tensors
         gate, up, down = ctx.weights
+        gate_RI, up_RI = ctx.kept
+        del ctx.kept
         d_out = grads[0]
         active = F.silu(gate_RI)
         d_product = active * up_RI
         down.add(d_out, d_product)
         torch.mm(d_out, down.value, out=d_product)
         d_up = active.mul_(d_product)
-        d_gate = torch.ops.aten.silu_backward(d_product.mul_(up_RI), gate_RI)
+        d_gate = torch.ops.aten.silu_backward.grad_input(d_product.mul_(up_RI), gate_RI, grad_input=up_RI)
+        del d_product, gate_RI, up_RI
         normed_RH = _normed(x_RH, norm_H, scale_R1)
         gate.add(d_gate, normed_RH)
         up.add(d_up, normed_RH)

@@ -91,7 +91,7 @@ def chain(conversations: Path, held_out: Path) -> dict[str, Any]:
     """The four jobs, each waiting for the one before."""
     verifier = str(VERIFIER)
     prepared, store, checkpoints = (str(RUN / name) for name in ("prepared", "store", "checkpoints"))
-    epochs = 4
+    epochs = 5
     return {
         "jobs": [
             {

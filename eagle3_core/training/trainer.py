@@ -113,11 +113,23 @@ Outside = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class _Loaded:
-    """A pack on its way: rows as stored, as documents, and how many rows of each TTT step were skipped."""
+    """A pack on its way.
+
+    rows: as stored.
+    kept: of each, bool [K, T - 1], the rows that count.
+    skipped: how many rows of each TTT step were skipped.
+    first: number of the first row in the run, which decides the noise; None: no noise.
+    """
 
     rows: list[StoredRow]
-    documents: list[Document]
+    kept: list[Tensor]
     skipped: list[int]
+    first: int | None
+
+    def alone(self) -> Iterator["_Loaded"]:
+        """Each row as a pack of its own."""
+        for offset, (row, kept) in enumerate(zip(self.rows, self.kept, strict=True)):
+            yield _Loaded([row], [kept], self.skipped, None if self.first is None else self.first + offset)
 
 
 class Trainer:
@@ -191,7 +203,7 @@ class Trainer:
             loaded = []
             for pack in step:
                 first = here.epoch * len(self._train_rows) + here.rows_done
-                loaded.append(self._documents(stored, len(pack), first))
+                loaded.append(self._next_pack(stored, len(pack), first))
                 here.rows_done += len(pack)
             scores, loss, grad_norm = self._train_step(loaded)
             accuracy = [right / count if count else None for right, count in zip(*scores, strict=True)]
@@ -220,7 +232,7 @@ class Trainer:
         totals = self._totals()
         stored = self._load(self._val_rows)
         for pack in packs(self._val_rows, self._lengths, self._batch_tokens()):
-            loaded = self._documents(stored, len(pack), None)
+            loaded = self._next_pack(stored, len(pack), None)
             totals.add(self._score(loaded, self._weights)[1], loaded.skipped)
             for _ in pack:
                 on_row()
@@ -251,22 +263,25 @@ class Trainer:
                 raise row
             yield row
 
-    def _documents(self, stored: Iterator[StoredRow], count: int, first: int | None) -> _Loaded:
-        """The next rows as documents; with noise where `first`, the number of the first row in the run, is given."""
-        rows, documents = [next(stored) for _ in range(count)], []
+    def _next_pack(self, stored: Iterator[StoredRow], count: int, first: int | None) -> _Loaded:
+        """The next rows, and which of theirs count."""
+        rows, kept = [next(stored) for _ in range(count)], []
         skipped = torch.zeros(self.params.ttt_steps, dtype=torch.int64)
-        for offset, row in enumerate(rows):
-            aux = row.aux_TAH.to(self.device, torch.float32)
-            if first is not None and self.params.noise:
-                # Seeded by the row's number in the run: neither a resumed run nor other packs change a row's noise.
-                self._noise.manual_seed(self.params.seed * 1_000_003 + first + offset)
-                noise = torch.rand(aux.shape, generator=self._noise, device=self.device)
-                aux = aux + (noise * 2 - 1) * self.params.noise
+        for row in rows:
             counted = counted_rows(row.loss_mask_T, self.params.ttt_steps)
-            kept = counted if self._outside is None else counted & ~self._outside_rows(row, counted)
-            skipped += counted.sum(1) - kept.sum(1)
-            documents.append(Document(row.token_ids_T, aux, row.last_TH, kept))
-        return _Loaded(rows, documents, skipped.tolist())
+            kept.append(counted if self._outside is None else counted & ~self._outside_rows(row, counted))
+            skipped += counted.sum(1) - kept[-1].sum(1)
+        return _Loaded(rows, kept, skipped.tolist(), first)
+
+    def _document(self, row: StoredRow, kept_KR: Tensor, number: int | None) -> Document:
+        """A stored row with its noise."""
+        aux = row.aux_TAH.to(self.device, torch.float32)
+        if number is not None and self.params.noise:
+            # Seeded by the row's number in the run: neither a resumed run nor other packs change a row's noise.
+            self._noise.manual_seed(self.params.seed * 1_000_003 + number)
+            noise = torch.rand(aux.shape, generator=self._noise, device=self.device)
+            aux = aux + (noise * 2 - 1) * self.params.noise
+        return Document(row.token_ids_T, aux, row.last_TH, kept_KR)
 
     def _outside_rows(self, row: StoredRow, counted_KR: Tensor) -> Tensor:
         """bool [K, R], rows whose target's first choice is outside the draft vocabulary."""
@@ -281,19 +296,22 @@ class Trainer:
         return torch.stack([outside[1 + k : 1 + k + count] for k in range(steps)])
 
     def _score(self, loaded: _Loaded, weights: Sequence[float]) -> tuple[Tensor, list[StepScore]]:
-        pack = make_pack(loaded.documents, self.drafter.config, self.device)
+        numbers = [None if loaded.first is None else loaded.first + place for place in range(len(loaded.rows))]
+        documents = [self._document(*each) for each in zip(loaded.rows, loaded.kept, numbers, strict=True)]
+        pack = make_pack(documents, self.drafter.config, self.device)
         return score_pack(self.drafter, self.target_head, pack, weights, self._loss, self._dtype)
 
     def _train_step(self, loaded: list[_Loaded]) -> tuple[tuple[list[int], list[int]], float, float]:
         """One optimizer step: (correct, rows) of each TTT step, the loss, and the gradient's norm."""
-        counts = torch.stack([d.rows_KR.sum(1) for pack in loaded for d in pack.documents]).sum(0).tolist()
+        counts = torch.stack([kept.sum(1) for pack in loaded for kept in pack.kept]).sum(0).tolist()
         weights = [weight / max(1, count) for weight, count in zip(self._weights, counts, strict=True)]
         correct, loss = [0] * len(counts), 0.0
         for pack in loaded:
             part, scores = self._score(pack, weights)
             if not torch.isfinite(part):
                 self._diverged(f"the loss is {part.item()}", loaded)
-            part.backward()
+            if any(score.rows for score in scores):
+                part.backward()
             loss += part.item()
             correct = [sum_ + int(score.correct) for sum_, score in zip(correct, scores, strict=True)]
             self.position.totals.add(scores, pack.skipped)
@@ -308,10 +326,9 @@ class Trainer:
 
     def _diverged(self, what: str, loaded: list[_Loaded]) -> None:
         """Raise Diverged, naming the rows whose own loss is not finite, or else all of the step."""
-        rows = [(row, document) for pack in loaded for row, document in zip(pack.rows, pack.documents, strict=True)]
+        rows = [row for pack in loaded for row in pack.alone()]
         with torch.no_grad():
-            own = [self._score(_Loaded([row], [document], []), self._weights)[0] for row, document in rows]
-        culprits = [row.where for (row, _), loss in zip(rows, own, strict=True) if not torch.isfinite(loss)]
-        names = culprits or [row.where for row, _ in rows]
+            culprits = [row for row in rows if not torch.isfinite(self._score(row, self._weights)[0])]
+        names = [row.rows[0].where for row in culprits or rows]
         listed = "; ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
         raise Diverged(f"{what} at step {self.step + 1}, on {listed}; lower lr or grad_clip, or check the data there")

@@ -172,6 +172,16 @@ def test_what_stands_in_one_document_does_not_reach_another() -> None:
     assert loss.item() == score_pack(drafter, head, alone, [1.0] * STEPS)[0].item()
 
 
+def test_a_pack_without_a_counted_row_has_no_loss() -> None:
+    empty = document(9, mask=torch.zeros(9, dtype=torch.bool))
+    drafter = drafter_of()
+    loss, scores = score_pack(
+        drafter, target_head(), make_pack([empty, empty], drafter.config, CPU, torch.float64), [1.0] * STEPS
+    )
+    assert loss.item() == 0
+    assert [score.rows for score in scores] == [0, 0, 0]
+
+
 def test_only_rows_that_count_are_computed() -> None:
     mask = torch.zeros(100, dtype=torch.bool)
     mask[60:80] = True

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from eagle3_core.checkpoint.format import write_checkpoint
-from eagle3_core.model.config import DrafterConfig, expected_tensors
+from eagle3_core.contract.drafter_config import DrafterConfig, expected_tensors
 
 H, V, D, LAYERS = 16, 64, 24, 8
 

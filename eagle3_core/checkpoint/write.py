@@ -27,10 +27,10 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from eagle3_core.contract.drafter_config import DrafterConfig, expected_tensors
 from eagle3_core.contract.headers import read_header
 from eagle3_core.contract.jobdir import fsync_directory
 from eagle3_core.errors import CheckpointError
-from eagle3_core.model.config import DrafterConfig, expected_tensors
 
 MANIFEST_NAME = "manifest.json"
 MANIFEST_VERSION = 1

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from eagle3_core.checkpoint.format import read_drafter_config, read_drafter_tensors, write_checkpoint
+from eagle3_core.contract.drafter_config import DrafterConfig
 from eagle3_core.contract.verifier_files import read_verifier_files
-from eagle3_core.model.config import DrafterConfig
 from eagle3_core.model.drafter import Eagle3Drafter
 from eagle3_core.model.vocab_map import build_vocab_map
 from eagle3_core.training.setup import make_target_head

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from eagle3_core.checkpoint.format import DrafterSource
+from eagle3_core.contract.drafter_config import DrafterConfig, expected_tensors
 from eagle3_core.contract.params import TrainParams
 from eagle3_core.contract.verifier_files import read_verifier_files
 from eagle3_core.data.store import HiddenStateStore
 from eagle3_core.errors import BadInput
-from eagle3_core.model.config import DrafterConfig, expected_tensors
 from eagle3_core.model.vocab_map import load_vocab_map
 from eagle3_core.training.setup import build_drafter, choose_vocab_map, make_target_head, resolve_shape
 from eagle3_core.verifier.tensors import load_verifier_weights

@@ -29,6 +29,7 @@ from server.services.runtime import Runtime
 from server.settings import Settings, unknown_variables
 from server.system import locks
 from server.system.connections import GuardedProtocol
+from server.system.disk import Reserve
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +71,9 @@ def serve(settings: Settings) -> None:
     try:
         lock = _own(settings)
         listener = _listen(settings.host, settings.port)
-        database = Database(settings.database)
+        reserve = Reserve(settings.reserve_file, settings.disk_reserve_mb << 20)
+        reserve.make_room()
+        database = Database(settings.database, reserve.make_room)
         try:
             upgrade(database.engine)
             _run(Runtime(settings, database), listener)

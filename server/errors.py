@@ -10,6 +10,7 @@ ServiceError                what a client is told, as problem+json
 |- Invalid            422   with one entry per field
 |- KeyReused          422   an Idempotency-Key that came with another body before
 |- Unavailable        503   the database cannot be used at the moment
+|  |- InsufficientStorage 507   the disk is full, or what was asked for would not fit on it
 StartupError                what the operator is told when the daemon cannot start
 """
 
@@ -120,6 +121,14 @@ class Unavailable(ServiceError):
     status = 503
     kind = "unavailable"
     title = "Temporarily unavailable"
+
+
+class InsufficientStorage(Unavailable):
+    """A disk is full, or what was asked for would not fit on it."""
+
+    status = 507
+    kind = "insufficient-storage"
+    title = "Not enough room on a disk"
 
 
 class StartupError(Exception):

@@ -47,6 +47,16 @@ class Settings(BaseSettings):
     stall_silent_after_s: float = Field(
         1800.0, gt=0, description="seconds, the same for phases without progress, such as loading and validating"
     )
+    disk_low_gb: float = Field(
+        2.0,
+        ge=0,
+        description="GB that stay free: below them no attempt starts, where it writes or in the state directory",
+    )
+    disk_reserve_mb: int = Field(
+        32,
+        ge=0,
+        description="MB of a file in the state directory that is given up so that the daemon can go on writing",
+    )
     session_hours: float = Field(12.0, gt=0, description="life of a browser session")
     login_minutes: float = Field(10.0, gt=0, description="life of a login link")
 
@@ -74,6 +84,11 @@ class Settings(BaseSettings):
     def database(self) -> Path:
         """The index of the job directories."""
         return self.state / "eyas.db"
+
+    @property
+    def reserve_file(self) -> Path:
+        """Room for the daemon's own writes on a full disk."""
+        return self.state / "reserve"
 
     @property
     def token_file(self) -> Path:

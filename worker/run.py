@@ -6,26 +6,34 @@ spec.json -> params, output directory, events -> stage -> `result` and exit 0
 """
 
 import contextlib
-import errno
 import faulthandler
 import importlib
 import os
+import re
 import signal
 import sys
 import threading
+import time
 import traceback
 from pathlib import Path
 
 from pydantic import ValidationError
 
+from eagle3_core.contract.access import unusable
 from eagle3_core.contract.events import EventWriter
 from eagle3_core.contract.exits import ExitCode
-from eagle3_core.contract.jobdir import LOCK_FD_VARIABLE, MARKER_NAME, AttemptDir, JobDir
+from eagle3_core.contract.jobdir import LOCK_FD_VARIABLE, MARKER_NAME, AttemptDir, JobDir, is_full
 from eagle3_core.contract.spec import JobSpec
 from eagle3_core.errors import BadInput, Eagle3Error
 from worker.context import StageContext, StageResult, Stopped
+from worker.output import outlast_a_full_disk
 
 HEARTBEAT_S = 5.0
+
+RESULT_WAIT_S = 600.0
+"""How long a finished stage waits for room to say so."""
+
+_LEFT_BY_WRITE_WHOLE = re.compile(r"^\..+\.\d+\.tmp$")
 
 STAGE_MODULES: dict[str, str] = {
     "prepare": "worker.stages.prepare",
@@ -42,6 +50,7 @@ def main(arguments: list[str]) -> int:
     """Do the work of one attempt; returns the exit code."""
     faulthandler.enable()
     keep_lock_to_this_process()
+    outlast_a_full_disk()
     attempt = AttemptDir(Path(arguments[0]))
     stop_requested = threading.Event()
     answer_with_stacks(attempt)
@@ -52,7 +61,10 @@ def main(arguments: list[str]) -> int:
     try:
         result = work(JobDir(attempt.path.parent.parent), events, stop_requested)
         events.write("result", data=result.data, artifacts=result.artifacts)
+        wait_for_room(events, stop_requested)
     except Stopped:
+        with contextlib.suppress(OSError):
+            events.flush()
         print("== stopped as asked", flush=True)
         return ExitCode.STOPPED
     except Exception as error:  # noqa: BLE001 - around a stage: whatever it raises becomes a reason
@@ -60,11 +72,28 @@ def main(arguments: list[str]) -> int:
     return ExitCode.DONE
 
 
+def wait_for_room(events: EventWriter, stop_requested: threading.Event) -> None:
+    """Have every event on disk; a disk that is full is given time.
+
+    Raises:
+        OSError: it is still full; names the file.
+    """
+    end = time.monotonic() + RESULT_WAIT_S
+    while True:
+        try:
+            return events.flush()
+        except OSError as error:
+            if not is_full(error) or time.monotonic() > end or stop_requested.wait(0.5):
+                raise
+
+
 def work(job: JobDir, events: EventWriter, stop_requested: threading.Event) -> StageResult:
     """Read the order, make its place, and let the stage do it."""
     spec = JobSpec.read(job.spec)
     place = spec.params.paths().get("output_dir")
     output_dir = claim(job.artifacts if place is None else Path(place[1]), spec.job_id)
+    if spec.stage != "external":  # whose files are the program's own
+        clear_half_written(output_dir)
     context = StageContext(spec.job_id, spec.params, output_dir, events, job.control, stop_requested)
     context.phase("importing")
     module = importlib.import_module(STAGE_MODULES[spec.stage])
@@ -76,8 +105,10 @@ def claim(directory: Path, job_id: str) -> Path:
     """Make an output directory this job's own.
 
     Raises:
-        BadInput: it holds files and is not marked with this job's id, or is no directory.
+        BadInput: it holds files and is not marked with this job's id, is no directory, or cannot be written.
     """
+    if fault := unusable(directory, os.W_OK):
+        raise BadInput(f"output_dir {fault}")
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
@@ -93,11 +124,19 @@ def claim(directory: Path, job_id: str) -> Path:
     return directory
 
 
+def clear_half_written(directory: Path) -> None:
+    """Remove what an attempt that was killed in the middle of a write left in its output directory."""
+    for path in directory.iterdir():
+        if _LEFT_BY_WRITE_WHOLE.match(path.name) and path.is_file() and not path.is_symlink():
+            path.unlink()
+
+
 def tell_failure(error: Exception, events: EventWriter) -> ExitCode:
     """Print and report why the stage failed; returns its exit code."""
     code, cause, hint = explain(error)
     with contextlib.suppress(OSError):  # on a full disk the exit code alone must do
         events.write("error", exit_code=int(code), cause=cause, hint=hint)
+        events.flush()
     with contextlib.suppress(OSError):
         if code in (ExitCode.INTERNAL_ERROR, ExitCode.IMPORT_ERROR) or isinstance(error, MemoryError):
             traceback.print_exception(error)
@@ -133,7 +172,7 @@ def _kind(error: BaseException) -> tuple[ExitCode, str | None]:
         code, hint = ExitCode.BAD_INPUT, "worker and daemon may differ in version"
     elif isinstance(error, MemoryError):
         code, hint = ExitCode.OUT_OF_HOST_MEMORY, "lower batch_tokens, max_seq_len or num_workers"
-    elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+    elif isinstance(error, OSError) and is_full(error):
         code, hint = ExitCode.DISK_FULL, "free space on that file system, then submit again"
     elif isinstance(error, ImportError):
         code, hint = ExitCode.IMPORT_ERROR, f"install it into the environment of {sys.executable}"

@@ -16,6 +16,7 @@
 One writer per file. Whole files appear by temp + fsync + rename; only output.log and events.jsonl grow.
 """
 
+import errno
 import json
 import os
 from dataclasses import dataclass
@@ -137,6 +138,11 @@ class JobDir:
     def attempt(self, number: int) -> AttemptDir:
         """Paths of the given process life."""
         return AttemptDir(self.path / "attempts" / str(number))
+
+
+def is_full(error: OSError) -> bool:
+    """Whether this is for want of space: the disk is full, or the user's quota."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def write_whole(path: Path, data: bytes, mode: int = 0o644) -> None:

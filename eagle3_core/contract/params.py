@@ -137,6 +137,15 @@ class TrainParams(StageParams):
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="bfloat16: autocast over float32 weights")
     speculative_tokens: int = Field(3, ge=1, le=64, description="draft tokens a round, written for servers")
     save_steps: int | None = Field(None, ge=1, description="also save within an epoch, every so many steps")
+    keep_last: int | None = Field(
+        None,
+        ge=1,
+        description="epoch checkpoints to keep: the newest sound ones, besides that with the lowest validation loss; "
+        "default: all",
+    )
+    keep_every: int | None = Field(
+        None, ge=1, description="with keep_last: those of every so many epochs are kept as well"
+    )
     on_invalid_checkpoint: Literal["stop", "warn"] = "stop"
 
     @model_validator(mode="after")
@@ -145,6 +154,8 @@ class TrainParams(StageParams):
             raise ValueError("vocab_map_dir is needed unless finetune_from brings a vocabulary map of its own")
         if self.norm_before_fc and self.fc_norm:
             raise ValueError("norm_before_fc and fc_norm exclude each other")
+        if self.keep_every is not None and self.keep_last is None:
+            raise ValueError("keep_every says what is kept besides keep_last; without keep_last every checkpoint is")
         return self
 
 

@@ -89,6 +89,7 @@ class CheckpointRow(BaseModel):
     seconds: float | None = Field(description="the judging took")
     created_at: datetime
     judged_at: datetime | None
+    removed_at: datetime | None = Field(description="when a sound later one made it needless; null while it is there")
 
 
 class CheckpointList(BaseModel):

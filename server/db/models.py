@@ -145,6 +145,7 @@ class CheckpointTable(Base):
     seconds: Mapped[float | None]
     created_at: Mapped[datetime]
     judged_at: Mapped[datetime | None]
+    removed_at: Mapped[datetime | None]
 
 
 class LoginSessionTable(Base):

@@ -129,3 +129,4 @@ class Checkpoint:
     seconds: float | None
     created_at: datetime
     judged_at: datetime | None
+    removed_at: datetime | None

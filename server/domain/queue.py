@@ -60,6 +60,11 @@ def decide(jobs: Sequence[Job], max_running: int, not_due: Mapping[str, str] | N
     return decisions
 
 
+def ready(jobs: Sequence[Job]) -> list[Job]:
+    """The queued jobs that nothing but a slot, or room for them, keeps from starting."""
+    return [job for job in jobs if job.state in WAITING_JOB and _blocked(job, {}) is None]
+
+
 def _blocked(job: Job, not_due: Mapping[str, str]) -> Decision | None:
     if job.intents.dependency_failed:
         failed = next(d for d in job.depends_on if d.state in (JobState.FAILED, JobState.CANCELLED))

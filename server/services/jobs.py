@@ -2,7 +2,7 @@
 
 import logging
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from eagle3_core.contract.params import TrainParams
 from server.db.queries import events as event_queries
@@ -11,8 +11,8 @@ from server.domain.ids import is_job_id
 from server.domain.job import Checkpoint, Job
 from server.domain.states import FINAL_JOB, JobState
 from server.domain.view import JobList, row_of
-from server.errors import Conflict, NotFound, Unavailable
-from server.services.orders import order_once
+from server.errors import Conflict, InsufficientStorage, NotFound, Unavailable
+from server.services.orders import order_once, order_stop
 from server.services.records import write_record
 from server.services.runtime import Runtime
 from server.services.snapshots import Snapshot
@@ -70,12 +70,33 @@ def list_jobs(runtime: Runtime, limit: int) -> JobList:
 
 def ask_cancel(runtime: Runtime, job_id: str, grace_s: float | None, checkpoint: bool) -> tuple[Job, bool]:
     """Write down that a job shall end; returns it, and False when it had ended already."""
-    load_job(runtime, job_id)
+    job = load_job(runtime, job_id)
     grace = runtime.settings.grace_s if grace_s is None else grace_s
-    with runtime.database.write() as session:
-        job_queries.ask_cancel(session, job_id, grace, clock.utc_now(), checkpoint)
+    try:
+        with runtime.database.write() as session:
+            job_queries.ask_cancel(session, job_id, grace, clock.utc_now(), checkpoint)
+    except Unavailable as error:
+        return _cancel_by_file(runtime, job, grace, checkpoint, error), job.state not in FINAL_JOB
     job = _intent_written(runtime, job_id)
     return job, job.state not in FINAL_JOB
+
+
+def _cancel_by_file(runtime: Runtime, job: Job, grace_s: float, checkpoint: bool, error: Unavailable) -> Job:
+    """Order a stop where the database cannot be written: the shim reads the file, the loop stores it later.
+
+    Raises:
+        Unavailable: nor can the file be made.
+    """
+    if job.state in FINAL_JOB:
+        return job
+    try:
+        order_stop(runtime.job_dir(job.id), grace_s, checkpoint)
+    except OSError:
+        raise error from None
+    logger.warning("job %s is cancelled by file: %s", job.id, error.detail)
+    runtime.unstored_cancels[job.id] = (grace_s, checkpoint)
+    runtime.wake()
+    return replace(job, cancel_asked_at=job.cancel_asked_at or clock.utc_now())
 
 
 def ask_pause(runtime: Runtime, job_id: str, grace_s: float | None) -> Job:
@@ -119,7 +140,7 @@ def ask_checkpoint(runtime: Runtime, job_id: str) -> str:
     Raises:
         NotFound: there is none of that id.
         Conflict: it is no training, or does not run.
-        Unavailable: the disk is full.
+        InsufficientStorage: the disk is full.
     """
     job = load_job(runtime, job_id)
     if job.stage != TrainParams.stage or job.state != JobState.RUNNING:
@@ -129,7 +150,7 @@ def ask_checkpoint(runtime: Runtime, job_id: str) -> str:
     try:
         order_once(runtime.job_dir(job_id).checkpoint, request_id)
     except OSError as error:
-        raise Unavailable(f"the request cannot be written: {error}") from error
+        raise InsufficientStorage(f"the request cannot be written: {error}") from error
     return request_id
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from eagle3_core.contract.exits import ExitCode
 from eagle3_core.contract.jobdir import AttemptDir, JobDir, complete_lines, read_json
 from server.domain.advance import Observation
 from server.domain.job import Attempt
@@ -85,7 +86,7 @@ def _end(
         record = None  # "could not be started" of a stage that was seen to run: damaged
     began = attempt.started_at is not None or process is not None or files.exit.exists()
     if record is None and not began:
-        if exit_code is None:
+        if exit_code in (None, ExitCode.DISK_FULL):  # the shim found no room for its first file
             raise NeverBegan
         record = ExitRecord(error=words or f"the shim exited with {exit_code}")
     return End(

@@ -4,6 +4,7 @@ import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
+from eagle3_core.contract.access import unusable
 from eagle3_core.contract.jobdir import MARKER_NAME
 from eagle3_core.contract.params import STAGES
 from server.domain.job import Job
@@ -41,6 +42,8 @@ class PathRules:
         if not Path(path).is_absolute():
             return f"{path} is not an absolute path"
         real = resolve(path)
+        if (fault := unreadable(real)) is not None:
+            return fault
         try:
             if real.exists() or any(real.is_relative_to(directory) for directory in coming):
                 return None
@@ -60,10 +63,21 @@ class PathRules:
             if real.is_relative_to(other) or other.is_relative_to(real):
                 how = "is" if real == other else "lies in" if real.is_relative_to(other) else "holds"
                 return f"{path} {how} the output directory of {whose}" + ("" if real == other else f", {other}")
+        if (fault := unusable(real, os.W_OK)) is not None:
+            return fault
         try:
             return _occupied(path, real)
         except OSError as error:
             return f"{path} cannot be used: {error.strerror}"
+
+
+def unreadable(path: Path) -> str | None:
+    """Why an input, or a file straight inside it, may not be read, with owner and mode; None where that is not it."""
+    fault = unusable(path, os.R_OK)
+    if fault is None and path.is_dir():
+        faults = (unusable(entry, os.R_OK) for entry in sorted(path.iterdir()) if entry.is_file())
+        fault = next((found for found in faults if found is not None), None)
+    return fault
 
 
 def _occupied(path: str, real: Path) -> str | None:

@@ -8,6 +8,7 @@
 It may be killed anywhere. What it did is in the files; what it did not store is seen again at the next look.
 """
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -17,13 +18,13 @@ from typing import Any
 
 from eagle3_core.contract.events import Event
 from eagle3_core.contract.exits import Reason
-from eagle3_core.contract.jobdir import JOB_ID_VARIABLE
+from eagle3_core.contract.jobdir import JOB_ID_VARIABLE, is_full
 from server.db.queries import events as event_queries
 from server.db.queries import jobs as job_queries
 from server.domain.advance import STALLED, Observation, advance, conclude, finish, stop_asked
 from server.domain.job import CANCEL, PAUSE, Job
 from server.domain.outcome import End, ExitRecord
-from server.domain.queue import Finish, Hold, Start, Wait, decide
+from server.domain.queue import Finish, Hold, Start, Wait, decide, ready
 from server.domain.stall import StallLimits
 from server.domain.states import FINAL_JOB, LIVE_JOB, WAITING_JOB, AttemptState, JobState
 from server.errors import Unavailable
@@ -42,6 +43,9 @@ logger = logging.getLogger(__name__)
 IDLE_S = 0.5
 RUNNING_S = 0.2
 MOVING_S = 0.03
+AGAIN_S = 1.0
+"""Between two tries to start an attempt that found the disk full."""
+
 RECORDS_LOOKED_AT = 100
 
 assert JOB_ID_VARIABLE.startswith("EYAS_")  # or worker_environment would hand an outer job's mark on
@@ -58,7 +62,7 @@ class Reconciler:
         self._jobs: dict[str, Job] = {}
         self._children: dict[str, Child] = {}
         self._leaving: list[Child] = []
-        self._cancelled_by_file: list[str] = []
+        self._tried: dict[str, float] = {}
         self._terminated: dict[str, float] = {}
         self._orders = Orders(runtime.settings)
         settings = runtime.settings
@@ -77,16 +81,20 @@ class Reconciler:
             for job in job_queries.unfinished_jobs(session):
                 self._runtime.snapshots.put(job)  # answered from until the loop has recorded what became of it
                 if job.state in WAITING_JOB and self._runtime.job_dir(job.id).cancel.exists():
-                    self._cancelled_by_file.append(job.id)
-        self._heed_files()
+                    self._cancelled_by_file(job.id)
         self._thread.start()
 
-    def _heed_files(self) -> None:
-        """Cancels that were written by hand while the daemon was away, of jobs that had no process then."""
-        for job_id in self._cancelled_by_file:
+    def _cancelled_by_file(self, job_id: str) -> None:
+        """A cancel that was written by hand while the daemon was away, of a job that had no process then."""
+        self._runtime.unstored_cancels.setdefault(job_id, (self._runtime.settings.grace_s, True))
+
+    def _store_cancels(self) -> None:
+        """Cancels that only a file holds so far."""
+        for job_id, (grace_s, checkpoint) in list(self._runtime.unstored_cancels.items()):
             with self._runtime.database.write() as session:
-                job_queries.ask_cancel(session, job_id, self._runtime.settings.grace_s, clock.utc_now())
-        self._cancelled_by_file.clear()
+                job_queries.ask_cancel(session, job_id, grace_s, clock.utc_now(), checkpoint)
+            self._runtime.unstored_cancels.pop(job_id, None)
+            self._reload = True
 
     def stop(self) -> None:
         """End soon; running jobs go on without us."""
@@ -135,6 +143,7 @@ class Reconciler:
         self._again = False
         self._leaving = [child for child in self._leaving if child.exit_code() is None]
         self._record_ends()
+        self._store_cancels()
         if self._reload:
             self._load()
         for job in [job for job in self._jobs.values() if job.state in LIVE_JOB]:
@@ -147,6 +156,7 @@ class Reconciler:
         """Start, finish, hold or leave waiting what has no process."""
         jobs = list(self._jobs.values())
         not_due = self._backoff.not_due(jobs)
+        not_due |= self._runtime.space.waiting([job for job in ready(jobs) if job.id not in not_due], jobs)
         for decision in decide(jobs, self._runtime.settings.max_running, not_due):
             match decision:
                 case Start(job):
@@ -200,16 +210,18 @@ class Reconciler:
         self._again |= seen.more
         if new.health == STALLED and job.health != STALLED:
             logger.warning("job %s (%s) has stalled in the phase %s", job.id, job.name, new.status.phase)
-            order_once(directory.stack, f"stalled-{seen.boottime_s:.0f}")
+            with contextlib.suppress(OSError):  # a full disk must not keep the job from being stored as stalled
+                order_once(directory.stack, f"stalled-{seen.boottime_s:.0f}")
         if new != job:
             self._apply(job, new, events, seen)
 
     def _begin_again(self, job: Job) -> None:
-        """A daemon died between storing the attempt and starting it."""
+        """A daemon died between storing the attempt and starting it, or the disk was full."""
         assert job.attempt is not None
         wanted = job.cancel_asked_at is None and job.pause_asked_at is None
         if job.attempt.state == AttemptState.STARTING and wanted:
-            self._spawn(job)
+            if clock.boottime() - self._tried.get(job.id, 0.0) >= AGAIN_S:
+                self._spawn(job)
         else:
             now = clock.utc_now()
             stop_for = PAUSE if job.cancel_asked_at is None and job.pause_asked_at is not None else CANCEL
@@ -227,9 +239,11 @@ class Reconciler:
 
     def _launch(self, job: Job) -> None:
         if self._runtime.job_dir(job.id).cancel.exists():  # written by hand
-            self._cancelled_by_file.append(job.id)
-            self._heed_files()
-            self._reload = self._again = True
+            self._cancelled_by_file(job.id)
+            self._again = True
+            return
+        if (short := self._runtime.space.short(job, self._jobs.values())) is not None:
+            self._wait(job, JobState.QUEUED, short)
             return
         with self._runtime.database.write() as session:
             started = job_queries.begin_attempt(session, job, clock.utc_now())
@@ -239,6 +253,7 @@ class Reconciler:
     def _spawn(self, job: Job) -> None:
         """Directory, then lock, then process. A crash anywhere leaves it started once or not at all."""
         assert job.attempt is not None
+        self._tried[job.id] = clock.boottime()
         directory = self._runtime.job_dir(job.id)
         attempt = directory.attempt(job.attempt.number)
         if moved := PathRules(self._runtime.settings).left_roots(job):
@@ -264,6 +279,9 @@ class Reconciler:
             finally:
                 locks.release(lock)
         except OSError as error:
+            if is_full(error):
+                logger.warning("job %s cannot be started yet: %s", job.id, error)
+                return
             failed = End(ExitRecord(error=f"{type(error).__name__}: {error}"))
             self._apply(job, finish(job, failed, clock.utc_now()))
 
@@ -330,6 +348,7 @@ class Reconciler:
         self._terminated.pop(job.id, None)
         self._orders.forget(job.id)
         self._backoff.begin(job)
+        self._tried.pop(job.id, None)
         child = self._children.pop(job.id, None)
         if child is not None and child.exit_code() is None:
             self._leaving.append(child)
@@ -337,6 +356,7 @@ class Reconciler:
     def _ended(self, job: Job) -> None:
         self._reload = self._again = True
         self._backoff.forget(job.id)
+        self._runtime.space.forget(job.id)
         self._unrecorded.add(job.id)
         self._record_ends()
         logger.info("job %s (%s): %s", job.id, job.name, job.state + (f": {job.reason}" if job.reason else ""))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from eagle3_core.contract.jobdir import JobDir
 from server.db.engine import Database
 from server.services.snapshots import Snapshots
+from server.services.space import Space
 from server.settings import Settings
 
 
@@ -19,6 +20,12 @@ class Runtime:
     bell: threading.Event = field(default_factory=threading.Event)
     record_lock: threading.Lock = field(default_factory=threading.Lock)
     stack_lock: threading.Lock = field(default_factory=threading.Lock)
+    unstored_cancels: dict[str, tuple[float, bool]] = field(default_factory=dict)
+    """Id -> (grace in seconds, save first) of cancels that only a file holds, as the database could not be written."""
+    space: Space = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.space = Space(self.settings)
 
     def job_dir(self, job_id: str) -> JobDir:
         """The directory of a job; the id was checked before."""

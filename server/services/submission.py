@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from eagle3_core.contract.jobdir import is_full
 from eagle3_core.contract.params import STAGES, StageParams
 from server.db.queries import jobs as job_queries
 from server.domain.ids import is_job_id, new_job_id
@@ -25,6 +26,7 @@ from server.errors import (
     Conflict,
     FieldError,
     Forbidden,
+    InsufficientStorage,
     Invalid,
     KeyReused,
     ServiceError,
@@ -35,6 +37,7 @@ from server.services.preflight import check_content
 from server.services.programs import refuse_foreign_programs
 from server.services.records import write_new
 from server.services.runtime import Runtime
+from server.services.space import Planned
 from server.system import clock
 
 NameText = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
@@ -92,6 +95,7 @@ def submit(runtime: Runtime, request: JobRequest | ChainRequest, key: str | None
     Raises:
         Invalid: with a pointer to each faulty field; or the key came before with another body.
         Forbidden: a path lies outside the roots, or a program is not allowed.
+        InsufficientStorage: what the jobs would write does not fit.
     """
     if key is None:
         return _store(runtime, _drafts(runtime, request)), True
@@ -141,7 +145,15 @@ def _drafts(runtime: Runtime, request: JobRequest | ChainRequest) -> list[_Draft
     _check_paths(runtime, drafts)
     for draft in drafts:
         _refuse(list(check_content(draft.params, f"{draft.pointer}/params")))
+    _check_space(runtime, drafts)
     return drafts
+
+
+def _check_space(runtime: Runtime, drafts: Sequence[_Draft]) -> None:
+    planned = [Planned(draft.pointer, draft.name, draft.params, draft.output_dir) for draft in drafts]
+    with runtime.database.read() as session:
+        unfinished = job_queries.unfinished_jobs(session)
+    runtime.space.refuse_what_cannot_fit(planned, unfinished)
 
 
 def nearest(word: str, known: Collection[str]) -> str | None:
@@ -323,6 +335,7 @@ def _store(runtime: Runtime, drafts: Sequence[_Draft], keyed: _Keyed | None = No
             shutil.rmtree(runtime.job_dir(one.id).path, ignore_errors=True)
         if isinstance(error, Unavailable):
             raise
-        raise Unavailable(f"the job directories cannot be written, nothing was stored: {error}") from error
+        kind = InsufficientStorage if is_full(error) else Unavailable
+        raise kind(f"the job directories cannot be written, nothing was stored: {error}") from error
     runtime.wake()
     return jobs

@@ -74,7 +74,8 @@ def _train(context: StageContext, training: Run) -> list[dict[str, Any]]:
             raise
         name = str(trainer.position.epoch)
         trainer.next_epoch()
-        keeper.save(name, trainer)
+        val = epochs[-1]["val"]
+        keeper.save(name, trainer, None if val is None else val["loss"])
     return epochs
 
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from sqlalchemy import insert, select
+from sqlalchemy import insert, select, update
 from sqlalchemy.orm import Session
 
-from eagle3_core.contract.events import CheckpointEvent, Event, VerdictEvent
+from eagle3_core.contract.events import CheckpointEvent, CheckpointRemovedEvent, Event, VerdictEvent
 from server.db.models import CheckpointTable, EventTable
 from server.domain.job import Checkpoint
 
@@ -22,6 +22,9 @@ def record(session: Session, job_id: str, attempt: int, events: Sequence[tuple[E
     for event, _ in events:
         if isinstance(event, CheckpointEvent | VerdictEvent):
             _note_checkpoint(session, job_id, event)
+        elif isinstance(event, CheckpointRemovedEvent):
+            known = update(CheckpointTable).where(CheckpointTable.job_id == job_id, CheckpointTable.path == event.path)
+            session.execute(known.values(removed_at=event.time))
 
 
 def _note_checkpoint(session: Session, job_id: str, event: CheckpointEvent | VerdictEvent) -> None:
@@ -33,6 +36,7 @@ def _note_checkpoint(session: Session, job_id: str, event: CheckpointEvent | Ver
     if isinstance(event, CheckpointEvent):
         row.epoch, row.step, row.bytes, row.created_at = event.epoch, event.step, event.bytes, event.time
         row.verdict, row.findings, row.judged_at = None, [], None  # written anew by a later attempt
+        row.removed_at = None
     else:
         row.verdict, row.findings = event.verdict, event.findings
         row.seconds, row.judged_at = event.seconds, event.time
@@ -72,6 +76,7 @@ def checkpoints(session: Session, job_id: str) -> list[Checkpoint]:
             seconds=row.seconds,
             created_at=row.created_at,
             judged_at=row.judged_at,
+            removed_at=row.removed_at,
         )
         for row in rows
     ]

@@ -109,7 +109,9 @@ def make_conversations(path: Path, count: int = 8) -> Path:
     return path
 
 
-def make_store(directory: Path, verifier: Path, rows: int = 8, length: int = 24, **meta: Any) -> Path:
+def make_store(
+    directory: Path, verifier: Path, rows: int = 8, length: int = 24, shard_bytes: int = 20_000, **meta: Any
+) -> Path:
     """A store of random states; the second half of each row is supervised."""
     directory.mkdir(parents=True)
     files = read_verifier_files(verifier)
@@ -125,7 +127,7 @@ def make_store(directory: Path, verifier: Path, rows: int = 8, length: int = 24,
         "dtype": "bfloat16",
     }
     full = StoreMeta(**(values | meta))
-    writer = StoreWriter(directory, full, shard_bytes=20_000)
+    writer = StoreWriter(directory, full, shard_bytes)
     generator = torch.Generator().manual_seed(1)
     for row in range(rows):
         ids = torch.randint(0, min(256, files.vocab_size), (length,), generator=generator)

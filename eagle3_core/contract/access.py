@@ -9,7 +9,7 @@ def unusable(path: Path, mode: int) -> str | None:
     """Why this process may not use a path, or None.
 
     Args:
-        path: a file or directory; of one that does not exist yet, the nearest directory above.
+        path: a file or directory; where there is none yet, the nearest directory above it counts.
         mode: os.R_OK to read it (and to list and enter a directory), os.W_OK to make files in it.
     """
     there = path
@@ -24,8 +24,8 @@ def unusable(path: Path, mode: int) -> str | None:
     verb = "read" if mode == os.R_OK else "written"
     where = "" if there == path else f" as {there}"
     return (
-        f"{path} cannot be {verb}{where}: it belongs to {_name(status.st_uid)}, mode {status.st_mode & 0o7777:04o}, and "
-        f"this process runs as {_name(os.geteuid())}"
+        f"{path} cannot be {verb}{where}: it belongs to {_name(status.st_uid)}, mode {status.st_mode & 0o7777:04o}, "
+        f"and this process runs as {_name(os.geteuid())}"
     )
 
 

@@ -181,6 +181,7 @@ def write_drafter(
     tensors: dict[str, Tensor] | None = None,
     optimizer: dict[str, Any] | None = None,
     steps: int = 1,
+    extra: dict[str, Any] | None = None,
 ) -> Path:
     """A checkpoint as training writes it."""
     parent.mkdir(parents=True, exist_ok=True)
@@ -197,5 +198,5 @@ def write_drafter(
         verifier_architectures=["LlamaForCausalLM"],
         speculative_tokens=3,
         step=steps,
-        extra={},
+        extra=extra or {},
     )

@@ -155,8 +155,8 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[..., SmallDisk]]:
     """Makes file systems of a few megabytes: `small_disk(8 << 20)`."""
     with ExitStack() as mounted:
 
-        def make(size: int) -> SmallDisk:
-            disk = SmallDisk(tmp_path / f"disk-{size}", size)
+        def make(size: int, name: str = "disk") -> SmallDisk:
+            disk = SmallDisk(tmp_path / name, size)
             mounted.callback(disk.close)
             return disk
 

@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from eagle3_core.contract.access import unusable
 from eagle3_core.contract.events import EventWriter
 from eagle3_core.contract.exits import ExitCode
-from eagle3_core.contract.jobdir import LOCK_FD_VARIABLE, MARKER_NAME, AttemptDir, JobDir, is_full
+from eagle3_core.contract.jobdir import LOCK_FD_VARIABLE, MARKER_NAME, AttemptDir, JobDir, is_full, write_whole
 from eagle3_core.contract.spec import JobSpec
 from eagle3_core.errors import BadInput, Eagle3Error
 from worker.context import StageContext, StageResult, Stopped
@@ -56,7 +56,12 @@ def main(arguments: list[str]) -> int:
     answer_with_stacks(attempt)
     listen_for_stop(stop_requested)
     earlier = [attempt.path.with_name(str(number)) / "events.jsonl" for number in range(1, attempt.number)]
-    events = EventWriter(attempt.events, earlier)
+    try:
+        events = EventWriter(attempt.events, earlier)
+    except OSError as error:
+        if is_full(error):  # the exit code alone must do
+            return ExitCode.DISK_FULL
+        raise
     start_heartbeat(events)
     try:
         result = work(JobDir(attempt.path.parent.parent), events, stop_requested)
@@ -117,10 +122,10 @@ def claim(directory: Path, job_id: str) -> Path:
     owner = marker.read_text().strip() if marker.is_file() else None
     if owner == job_id:
         return directory
-    if owner is not None or any(directory.iterdir()):
+    if owner is not None or not all(_LEFT_BY_WRITE_WHOLE.match(path.name) for path in directory.iterdir()):
         whose = "files that belong to no job" if owner is None else f"the output of job {owner}"
         raise BadInput(f"output_dir {directory} is occupied: it holds {whose}; empty it or name another")
-    marker.write_text(job_id + "\n")
+    write_whole(marker, f"{job_id}\n".encode())  # an empty one, as a full disk leaves it, would be nobody's
     return directory
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 DOUBLE = Path(__file__).parent / "double"
+ROOT = Path(__file__).parents[2]
 
 
 class Planner:
@@ -45,7 +46,7 @@ def planned(tmp_path: Path) -> Planner:
 def worker_python(directory: Path) -> dict[str, str]:
     """The setting that puts the planned stage in place."""
     python = directory / "worker-python"
-    python.write_text(f'#!/bin/sh\nPYTHONPATH={DOUBLE} exec {sys.executable} "$@"\n')
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={DOUBLE}:{ROOT} exec {sys.executable} "$@"\n')
     python.chmod(0o755)
     return {"EYAS_WORKER_PYTHON": str(python)}
 

@@ -2,9 +2,12 @@
 
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -152,13 +155,15 @@ def test_a_disk_that_fills_up_in_a_save_ends_the_job_and_the_next_attempt_goes_o
 
 def test_a_full_state_directory_is_no_reason_to_end_a_job(on_small_disks, planned, wait_for, tmp_path):
     disk, daemon = on_small_disks(EYAS_DISK_LOW_GB="0", EYAS_DISK_RESERVE_MB="1")
-    go = tmp_path / "go"
-    [stored] = daemon.client.submit(planned(["until_file", str(go)], ["event", {"type": "phase", "phase": "late"}]))
-    daemon.wait_state(stored["id"], "running")
+    begun, go, told = (tmp_path / name for name in ("begun", "go", "told"))
+    late = [["event", {"type": "phase", "phase": "late"}], ["print", "lost"], ["touch", str(told)]]
+    [stored] = daemon.client.submit(planned(["touch", str(begun)], ["until_file", str(go)], *late))
+    wait_for(begun.exists)
     for _ in range(8):
         disk.fill()
         daemon.client.health()
     go.touch()
+    wait_for(told.exists)
     stage = json.loads((daemon.attempt(stored["id"]) / "process.json").read_text())["stage"]["pid"]
     assert daemon.client.job(stored["id"])["state"] == "running"
     assert Path(f"/proc/{stage}").exists()
@@ -167,6 +172,115 @@ def test_a_full_state_directory_is_no_reason_to_end_a_job(on_small_disks, planne
     events = daemon.file_events(stored["id"])
     assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
     assert "late" in [event.get("phase") for event in events]
+
+
+class Moments:
+    """Fills the state directory's disk at random moments of what a user does, and looks whether all goes on."""
+
+    RETRY = {"max_retries": 20, "backoff_s": 0, "on": ["disk_full"]}  # noqa: RUF012
+
+    def __init__(self, daemon, disk, planned, seed):
+        self.daemon, self.disk, self.planned = daemon, disk, planned
+        self.random = random.Random(seed)
+        self.wanted = {}
+        self.slowest = 0.0
+
+    def at_a_moment(self, act):
+        """Do something while the disk fills up a little earlier or later; it stays full for a while."""
+        full, over = threading.Event(), threading.Event()
+
+        def fill():
+            over.wait(self.random.uniform(0, 0.2))
+            while not over.is_set():
+                self.disk.fill()
+                full.set()
+                over.wait(0.02)
+
+        filler = threading.Thread(target=fill)
+        filler.start()
+        try:
+            act()
+            full.wait(10)
+            for _ in range(4):
+                self.asked(self.daemon.client.health)
+                self.asked(self.daemon.client.jobs)
+                over.wait(0.05)
+        finally:
+            over.set()
+            filler.join()
+            self.disk.empty()
+
+    def asked(self, question):
+        """What the daemon answers; it has to, and soon."""
+        began = time.monotonic()
+        answer = question()
+        self.slowest = max(self.slowest, time.monotonic() - began)
+        return answer
+
+    def request(self, *plan):
+        """A job with a name of its own, which is its key as well."""
+        return self.planned(*plan, name=f"job-{len(self.wanted)}", retry=self.RETRY)
+
+    def stored(self, request, state):
+        """Have a job stored; returns its id, or None where a full disk was the answer."""
+        try:
+            [row] = self.asked(lambda: self.daemon.client.submit(request, key=request["name"]))
+        except ApiError as error:
+            if error.status != 507:
+                raise
+            return None
+        self.wanted[row["id"]] = state
+        return row["id"]
+
+    def submit(self):
+        request = self.request()
+        self.at_a_moment(lambda: self.stored(request, "succeeded"))
+        assert self.stored(request, "succeeded"), "there is room again, and the key is the same"
+
+    def run(self):
+        steps = [["event", {"type": "phase", "phase": f"phase {number}"}] for number in range(20)]
+        assert self.stored(self.request(*steps), "succeeded")
+        self.at_a_moment(lambda: None)
+
+    def save(self):
+        self.at_a_moment(lambda: None)
+
+    def cancel(self):
+        job_id = self.stored(self.request(["until_stopped", None]), "cancelled")
+        assert job_id
+        self.at_a_moment(lambda: self.asked(lambda: self.daemon.client.cancel(job_id)))
+
+
+def test_fault_20_a_disk_that_fills_up_at_thirty_moments_of_submit_run_save_and_cancel_loses_nothing(
+    on_small_disks, planned, wait_for, tmp_path
+):
+    disk, daemon = on_small_disks(
+        EYAS_DISK_LOW_GB="0.002", EYAS_DISK_RESERVE_MB="1", EYAS_MAX_RUNNING="3", OMP_NUM_THREADS="1"
+    )
+    end = tmp_path / "end"
+    [saver] = daemon.client.submit(planned(["save_until_file", str(end)], name="saver"))
+    saves = daemon.state / "jobs" / saver["id"] / "artifacts"
+    wait_for(lambda: (saves / "0").exists(), limit_s=60, what="the first checkpoint")
+    moments = Moments(daemon, disk, planned, seed=20_251_129)
+    for number in range(30):
+        [moments.submit, moments.run, moments.save, moments.cancel][number % 4]()
+    end.touch()
+    moments.wanted[saver["id"]] = "succeeded"
+    for job_id, state in moments.wanted.items():
+        job = daemon.wait_ended(job_id, limit_s=90)
+        assert job["state"] == state, (job["summary"], job["warnings"], daemon.client.log(job_id).data)
+        record = daemon.state / "jobs" / job_id / "record.json"
+        wait_for(lambda record=record, state=state: json.loads(record.read_text())["state"] == state)
+        events = list(daemon.client.events(job_id))
+        assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
+        assert not [w for w in job["warnings"] if w["code"] not in ("attempt_failed",)], job["warnings"]
+    assert sorted(row["id"] for row in daemon.client.jobs()) == sorted(moments.wanted), "none lost, none doubled"
+    [told] = [fact["data"] for fact in daemon.client.job(saver["id"])["setup"] if fact["title"] == "saves"]
+    assert told["saved"] > 30
+    assert told["failed"] >= 1, "no moment came within a save"
+    assert moments.slowest < 10
+    log = (daemon.root / "daemon.log").read_text()
+    assert "Traceback" not in log, log
 
 
 def test_case_f08_what_cannot_be_read_or_written_is_refused_with_owner_and_mode(tmp_path):

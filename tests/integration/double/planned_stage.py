@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from eagle3_core.contract.jobdir import is_full
 from eagle3_core.errors import BadData
 from worker.context import StageContext, StageResult
 
@@ -146,6 +147,38 @@ class Deadlocked:
         return lock.acquire()  # here it stands
 
 
+def _touch(_: StageContext, name: str) -> None:
+    Path(name).touch()
+
+
+def _save_until_file(context: StageContext, name: str) -> None:
+    """Saves checkpoints one after the other, as a training does, until a file appears; a full disk is outlasted here.
+
+    After each try the latest one that can be gone on from is the last that was saved.
+    """
+    from eagle3_core.checkpoint.write import clear_leftovers, set_aside  # noqa: PLC0415 - takes seconds
+    from eagle3_core.training.resume import checkpoints, find_latest  # noqa: PLC0415
+    from tests import makers  # noqa: PLC0415
+
+    saved = failed = 0
+    while not Path(name).exists():
+        try:
+            makers.write_drafter(context.output_dir, saved, steps=saved + 1, extra={"position": {}})
+        except OSError as error:
+            if not is_full(error):
+                raise
+            failed += 1
+            context.stop_requested.wait(0.02)
+        else:
+            saved += 1
+            for _, path, _ in checkpoints(context.output_dir)[2:]:
+                set_aside(path)
+            clear_leftovers(context.output_dir)
+        latest = find_latest(context.output_dir)
+        assert (None if latest is None else latest.step) == (saved or None)
+    context.report("saves", "", saved=saved, failed=failed)
+
+
 def _deadlocked_loader(context: StageContext, method: str) -> None:
     from torch.utils.data import DataLoader  # noqa: PLC0415 - takes seconds
 
@@ -177,6 +210,8 @@ WORDS: dict[str, Any] = {
     "raw": _raw,
     "stream": _stream,
     "until_stopped": _until_stopped,
+    "touch": _touch,
+    "save_until_file": _save_until_file,
     "until_stopped_saving": _until_stopped_saving,
     "on_attempt": _on_attempt,
     "vanish": _vanish,

@@ -17,7 +17,7 @@ import pytest
 
 from client.http import EyasClient
 from eagle3_core.contract import proctree
-from tests.disks import SmallDisk
+from tests.disks import SmallDisk, cannot_mount
 
 LIMIT_S = 30.0
 T = TypeVar("T")
@@ -156,7 +156,10 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[..., SmallDisk]]:
     with ExitStack() as mounted:
 
         def make(size: int, name: str = "disk") -> SmallDisk:
-            disk = SmallDisk(tmp_path / name, size)
+            (tmp_path / name).mkdir()
+            if fault := cannot_mount(tmp_path / name, size):
+                pytest.skip(fault)
+            disk = SmallDisk(tmp_path / name)
             mounted.callback(disk.close)
             return disk
 

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import secrets
 import sys
 import tempfile
@@ -22,6 +23,8 @@ seed = secrets.randbelow(1 << 32) if arguments.seed is None else arguments.seed
 print(f"{arguments.rounds} rounds, seed {seed}, in {place}", flush=True)
 if libfaketime() is None:
     print("no clock jumps: libfaketime is not installed (Debian: apt-get install faketime)", flush=True)
+if os.geteuid() != 0:
+    print("no full disks: mounting a small one needs root", flush=True)
 figures, faults = run(place, arguments.rounds, seed)
 for line in faults:
     print(line)

@@ -90,6 +90,9 @@ def contradiction(order: Order, job: dict[str, Any]) -> str | None:
         return None if order.cancel_asked else "nobody asked for a cancel"
     if "stage" in order.hurt or ("shim" in order.hurt and not order.starts):
         return None
+    if "disk" in order.hurt and not order.ended(3):
+        told = job["reason"] == "disk_full" or (order.ended(28) and "exited with code 28" in (job["cause"] or ""))
+        return None if told else "the disk was full, and its reason is another one"
     if order.kind == "failing" and order.ended(3):
         told = "exited with code 3 of its own accord" in (job["cause"] or "") or "shim" in order.hurt
         return None if told else "the cause is not the program's exit code"

@@ -61,8 +61,11 @@ def main() -> int:
         rest(SECONDS)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # from here on it ends of its own accord
     code = 3 if KIND == "failing" else 0
-    if code == 0:
-        Path(os.environ["EYAS_OUTPUT_DIR"], "made").write_text("by the witness\n")
+    try:
+        if code == 0:
+            Path(os.environ["EYAS_OUTPUT_DIR"], "made").write_text("by the witness\n")
+    except OSError as error:  # a full disk: 28
+        code = error.errno or 1
     note(f"end {code}")
     return code
 

@@ -30,7 +30,7 @@ slow: setup  ## tests that take minutes
 interop: setup  ## against the peers' own code, in a venv of their own
 	$(BIN)/python -P -m pytest -m interop
 
-chaos: setup  ## 200 rounds of kills, lost answers and clock jumps; the last line is JSON
+chaos: setup  ## 200 rounds of kills, lost answers, clock jumps and full disks; the last line is JSON
 	$(BIN)/python -m tests.chaos $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SEED),--seed $(SEED))
 
 serve: setup  ## start the daemon: make serve STATE=DIR

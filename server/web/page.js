@@ -158,7 +158,7 @@ function showCheckpoints(checkpoints) {
     ...checkpoints.map((one) => {
       const item = element("li", "small");
       const top = element("div", "line");
-      top.append(element("span", "", one.path), element("span", `verdict ${one.verdict || ""}`, one.verdict || "not judged yet"));
+      top.append(element("span", "", one.path), element("span", `verdict ${one.verdict || ""}`, one.removed_at ? `${one.verdict || ""} removed` : one.verdict || "not judged yet"));
       item.append(top);
       for (const finding of one.findings) {
         item.append(element("div", finding.severity === "info" ? "faint" : "hint", [finding.code, finding.file, finding.tensor, finding.message].filter(Boolean).join(": ")));

@@ -78,6 +78,11 @@ class CheckpointKeeper:
         self._pending.append(_Judging(path, self._judge.submit(self._judged, path, self.latest)))
         self.latest, self.latest_step = path, trainer.step
 
+    def go_on_from(self, path: Path, step: int) -> None:
+        """The checkpoint that a further attempt starts at: sound, though perhaps nobody was told so yet."""
+        self.latest, self.latest_step = path, step
+        self._mark_best(path)
+
     def poll(self) -> None:
         """Take the verdicts that are there.
 

@@ -33,6 +33,9 @@ HEARTBEAT_S = 5.0
 RESULT_WAIT_S = 600.0
 """How long a finished stage waits for room to say so."""
 
+STOPPED_WAIT_S = 5.0
+"""The same for one that was asked to stop; it may be killed meanwhile."""
+
 _LEFT_BY_WRITE_WHOLE = re.compile(r"^\..+\.\d+\.tmp$")
 
 STAGE_MODULES: dict[str, str] = {
@@ -66,10 +69,10 @@ def main(arguments: list[str]) -> int:
     try:
         result = work(JobDir(attempt.path.parent.parent), events, stop_requested)
         events.write("result", data=result.data, artifacts=result.artifacts)
-        wait_for_room(events, stop_requested)
+        wait_for_room(events, stop_requested, RESULT_WAIT_S)
     except Stopped:
         with contextlib.suppress(OSError):
-            events.flush()
+            wait_for_room(events, threading.Event(), STOPPED_WAIT_S)
         print("== stopped as asked", flush=True)
         return ExitCode.STOPPED
     except Exception as error:  # noqa: BLE001 - around a stage: whatever it raises becomes a reason
@@ -77,13 +80,13 @@ def main(arguments: list[str]) -> int:
     return ExitCode.DONE
 
 
-def wait_for_room(events: EventWriter, stop_requested: threading.Event) -> None:
-    """Have every event on disk; a disk that is full is given time.
+def wait_for_room(events: EventWriter, stop_requested: threading.Event, patience_s: float) -> None:
+    """Have every event on disk; a disk that is full is given time, until a stop is asked for.
 
     Raises:
         OSError: it is still full; names the file.
     """
-    end = time.monotonic() + RESULT_WAIT_S
+    end = time.monotonic() + patience_s
     while True:
         try:
             return events.flush()

@@ -116,7 +116,7 @@ SubmitBody = Annotated[
 ]
 
 
-@router.post("", status_code=201, operation_id="submitJobs", responses={200: {"model": Submitted}})
+@router.post("", status_code=201, operation_id="submitJobs", responses={200: {"model": Submitted}, 507: _PROBLEM})
 def post_jobs(
     context: Context,
     body: Annotated[SubmitBody, Body()],

@@ -42,7 +42,7 @@ class PathRules:
         if not Path(path).is_absolute():
             return f"{path} is not an absolute path"
         real = resolve(path)
-        if (fault := unreadable(real)) is not None:
+        if (fault := unusable(real, os.R_OK)) is not None:
             return fault
         try:
             if real.exists() or any(real.is_relative_to(directory) for directory in coming):
@@ -69,15 +69,6 @@ class PathRules:
             return _occupied(path, real)
         except OSError as error:
             return f"{path} cannot be used: {error.strerror}"
-
-
-def unreadable(path: Path) -> str | None:
-    """Why an input, or a file straight inside it, may not be read, with owner and mode; None where that is not it."""
-    fault = unusable(path, os.R_OK)
-    if fault is None and path.is_dir():
-        faults = (unusable(entry, os.R_OK) for entry in sorted(path.iterdir()) if entry.is_file())
-        fault = next((found for found in faults if found is not None), None)
-    return fault
 
 
 def _occupied(path: str, real: Path) -> str | None:

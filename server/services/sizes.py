@@ -28,7 +28,7 @@ def need_of(params: StageParams) -> Need:
                 return Need(None, "what a program writes is its own affair")
             case _:
                 return Need(SMALL, "a report")
-    except (BadInput, OSError, KeyError, IndexError) as error:  # reported where it is refused
+    except (ValueError, OSError, KeyError, IndexError) as error:  # reported where it is refused
         return Need(None, f"not known before its inputs are there: {error}")
 
 

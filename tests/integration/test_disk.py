@@ -296,6 +296,7 @@ def test_case_f08_what_cannot_be_read_or_written_is_refused_with_owner_and_mode(
     for path in [place, case, *case.rglob("*")]:
         os.chown(path, 65534, 65534)
     os.chown(case / "locked" / "0" / "model.safetensors", 0, 0)
+    (case / "hidden").mkdir(mode=0o700)
     user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
     script = Path(__file__).parent / "double" / "as_nobody.py"
     done = subprocess.run(
@@ -313,5 +314,7 @@ def test_case_f08_what_cannot_be_read_or_written_is_refused_with_owner_and_mode(
     assert told["existing output"] == f"{case / 'out_ro'} cannot be written: {owner}"
     assert told["at start"] == f"output_dir {case / 'out_ro' / 'new'} cannot be written as {case / 'out_ro'}: {owner}"
     file = case / "locked" / "0" / "model.safetensors"
-    assert told["checkpoint"].startswith(f"{file} cannot be read: it belongs to root (uid 0), mode 0000, and this")
-    assert told["readable"] is None
+    [fault] = told["checkpoint"]
+    assert fault.startswith(f"{file} cannot be read: it belongs to root (uid 0), mode 0000, and this")
+    assert told["readable"] == []
+    assert told["hidden"].startswith(f"{case / 'hidden' / '0'} cannot be read as {case / 'hidden'}: it belongs to root")

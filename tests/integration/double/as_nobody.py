@@ -4,18 +4,27 @@ import json
 import sys
 from pathlib import Path
 
+from eagle3_core.contract.params import ValidateParams
 from eagle3_core.errors import BadInput
 from server.services.paths import PathRules
+from server.services.preflight import check_content
 from server.settings import Settings
 from worker.run import claim
 
 place, case = Path(sys.argv[1]), Path(sys.argv[2])
+
+
+def checkpoint(name: str) -> ValidateParams:
+    return ValidateParams(checkpoint=str(case / name / "0"))
+
+
 rules = PathRules(Settings(state=place / "state", roots=(case,)))
 told = {
     "output": rules.unwritable(str(case / "out_ro" / "new"), {}),
     "existing output": rules.unwritable(str(case / "out_ro"), {}),
-    "checkpoint": rules.unreadable(str(case / "locked" / "0"), []),
-    "readable": rules.unreadable(str(case / "readable" / "0"), []),
+    "checkpoint": [fault.message for fault in check_content(checkpoint("locked"), "")],
+    "readable": [fault.message for fault in check_content(checkpoint("readable"), "")],
+    "hidden": rules.unreadable(str(case / "hidden" / "0"), []),
 }
 try:
     claim(case / "out_ro" / "new", "job")

@@ -206,6 +206,9 @@ class Reconciler:
             return
         if record is not None and seen.end is None and not seen.supervised:
             self._stop_unsupervised(job, record)
+        if seen.end is not None and seen.end.exit is None:
+            # Nobody else is left to clear up; before the end is stored, after which nobody would look again.
+            process.kill_marked(job.id)
         new, events = advance(job, seen, self._runtime.settings.quiet_after_s, self._stall)
         self._again |= seen.more
         if new.health == STALLED and job.health != STALLED:
@@ -314,7 +317,7 @@ class Reconciler:
                 event_queries.record(session, new.id, new.attempt.number, events)
         try:
             if old.state in LIVE_JOB and stored.state not in LIVE_JOB:
-                self._attempt_over(stored, seen)
+                self._attempt_over(stored)
             if stored.state in FINAL_JOB:
                 self._ended(stored)
         finally:
@@ -341,10 +344,8 @@ class Reconciler:
         else:
             self._jobs[job.id] = job
 
-    def _attempt_over(self, job: Job, seen: Observation | None) -> None:
+    def _attempt_over(self, job: Job) -> None:
         self._reload = self._again = True
-        if seen is not None and seen.end is not None and seen.end.exit is None:
-            process.kill_marked(job.id)  # nobody else is left to clear up
         self._terminated.pop(job.id, None)
         self._orders.forget(job.id)
         self._backoff.begin(job)

@@ -92,6 +92,8 @@ def contradiction(order: Order, job: dict[str, Any]) -> str | None:
         return None
     if "disk" in order.hurt and not order.ended(3):
         told = job["reason"] == "disk_full" or (order.ended(28) and "exited with code 28" in (job["cause"] or ""))
+        if "shim" in order.hurt:  # nobody recorded the end, and that of the attempt that followed may be anything
+            told = told or job["reason"] in ("worker_lost", "spawn_failed")
         return None if told else "the disk was full, and its reason is another one"
     if order.kind == "failing" and order.ended(3):
         told = "exited with code 3 of its own accord" in (job["cause"] or "") or "shim" in order.hurt

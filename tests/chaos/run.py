@@ -157,7 +157,7 @@ class Chaos:
 
     def fill_the_disk(self) -> threading.Thread:
         """Have the state directory's disk filled up for a while, soon; what is freed meanwhile is taken as well."""
-        begin, length = self.random.uniform(0, 0.8), self.random.uniform(0.1, 1.0)
+        begin, length = self.random.uniform(0, 0.5), self.random.uniform(0.1, 0.7)
         disk = self.disk
         assert disk is not None
 

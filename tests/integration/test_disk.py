@@ -93,10 +93,14 @@ def test_below_the_low_water_mark_jobs_wait_and_can_be_cancelled(on_small_disks,
 
 
 @pytest.mark.parametrize("reserve_mb", [0, 1])
-def test_a_cancel_is_accepted_and_heeded_where_nothing_can_be_written(on_small_disks, planned, wait_for, reserve_mb):
+def test_a_cancel_is_accepted_and_heeded_where_nothing_can_be_written(
+    on_small_disks, planned, wait_for, tmp_path, reserve_mb
+):
     disk, daemon = on_small_disks(EYAS_DISK_LOW_GB="0.001", EYAS_DISK_RESERVE_MB=str(reserve_mb), EYAS_MAX_RUNNING="1")
-    [running] = daemon.client.submit(planned(["until_stopped", None]))
+    begun = tmp_path / "begun"
+    [running] = daemon.client.submit(planned(["touch", str(begun)], ["until_stopped", None]))
     [queued] = daemon.client.submit(planned(["until_stopped", None], name="queued"))
+    wait_for(begun.exists)
     daemon.wait_state(running["id"], "running")
     process = json.loads((daemon.attempt(running["id"]) / "process.json").read_text())
     for _ in range(8):  # what the reserve gives back is taken as well
@@ -129,7 +133,7 @@ def test_a_disk_that_fills_up_in_a_save_ends_the_job_and_the_next_attempt_goes_o
     disk = small_disk(3 * MB)
     (tmp_path / "root").mkdir()
     daemon = new_daemon(EYAS_ROOTS=json.dumps([str(disk.path)]), EYAS_DISK_LOW_GB="0", OMP_NUM_THREADS="1")
-    request = training(tmp_path / "root", epochs=6, keep_last=1, output_dir=str(disk.path / "out"))
+    request = training(tmp_path / "root", epochs=40, keep_last=1, output_dir=str(disk.path / "out"))
     request["retry"] = {"max_retries": 1, "backoff_s": 0, "on": ["disk_full"]}
     [stored] = daemon.client.submit(request)
     wait_for(lambda: daemon.client.checkpoints(stored["id"]), limit_s=60)

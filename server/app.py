@@ -17,7 +17,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from eagle3_core.contract.jobdir import read_json, write_json
-from server.api import jobs, pages, problems
+from server.api import hardware, jobs, pages, problems
 from server.api.access import AccessControl
 from server.api.context import AppContext
 from server.db.engine import Database
@@ -39,9 +39,11 @@ def build_app(runtime: Runtime, gate: Gate, on_death: Callable[[], None], port: 
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        runtime.hardware.start()
         loop.start()
         yield
         loop.stop()
+        runtime.hardware.stop()
 
     app = FastAPI(
         title="Eyas", version=pages.VERSION, docs_url=None, redoc_url=None, lifespan=lifespan, redirect_slashes=False
@@ -50,6 +52,7 @@ def build_app(runtime: Runtime, gate: Gate, on_death: Callable[[], None], port: 
     cookie_name = f"eyas_session_{port}"
     app.state.context = AppContext(runtime, gate, loop, cookie_name)
     app.include_router(jobs.router)
+    app.include_router(hardware.router)
     app.include_router(pages.router)
     problems.install(app)
     hosts = frozenset(name.lower() for name in (runtime.settings.host, *runtime.settings.allowed_hosts))

@@ -6,6 +6,7 @@ Each field is also a variable with the prefix EYAS_, for instance EYAS_PORT. Lis
 import difflib
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from pydantic import Field, field_validator
@@ -37,7 +38,10 @@ class Settings(BaseSettings):
     allowed_hosts: tuple[str, ...] = Field((), description="further names accepted in the Host header")
     worker_python: Path = Field(Path(sys.executable), description="interpreter with the trainer's environment")
     external_programs: tuple[Path, ...] = Field((), description="programs that `external` jobs may start")
-    max_running: int = Field(1, ge=1, description="jobs that run at the same time")
+    max_running: int = Field(1, ge=1, description="jobs without a GPU that run at the same time")
+    gpus: tuple[str, ...] | None = Field(
+        None, description="GPUs that jobs may be given, by index or UUID; all when unset"
+    )
     grace_s: float = Field(DEFAULT_GRACE_S, ge=0, description="seconds a cancelled stage has to put its work down")
     quiet_after_s: float = Field(60.0, gt=0, description="seconds without an event that make `health` quiet")
     stall_factor: float = Field(
@@ -59,6 +63,11 @@ class Settings(BaseSettings):
     @classmethod
     def _absolute_paths(cls, value: tuple[Path, ...]) -> tuple[Path, ...]:
         return tuple(path.expanduser().resolve() for path in value)
+
+    @field_validator("gpus", mode="before")
+    @classmethod
+    def _indices_as_text(cls, value: object) -> object:
+        return [str(one) for one in value] if isinstance(value, (list, tuple)) else value
 
     @field_validator("worker_python", mode="after")
     @classmethod
@@ -92,9 +101,11 @@ class Settings(BaseSettings):
 
 
 def unknown_variables() -> list[str]:
-    """One warning for each EYAS_ variable that means nothing."""
+    """One warning for each variable that means nothing here."""
     known = {f"EYAS_{name.upper()}" for name in Settings.model_fields} | _OTHERS
     warnings = []
+    if os.environ.get("CUDA_VISIBLE_DEVICES"):
+        warnings.append("CUDA_VISIBLE_DEVICES does not restrict the jobs; EYAS_GPUS does")
     for name in sorted(os.environ):
         if name.startswith("EYAS_") and name not in known:
             near = difflib.get_close_matches(name, known, n=1)
@@ -102,10 +113,14 @@ def unknown_variables() -> list[str]:
     return warnings
 
 
-def worker_environment(job_id: str, lock_fd: int, max_seconds: float | None = None) -> dict[str, str]:
-    """The environment of a job: the daemon's own without its settings, the job's mark, and how long it may take."""
+def worker_environment(
+    job_id: str, lock_fd: int, max_seconds: float | None = None, given: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """The environment of a job: the daemon's own without its settings, the job's mark, how long it may take, and
+    what it was `given` to use.
+    """
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("EYAS_")}
     own = {JOB_ID_VARIABLE: job_id, LOCK_FD_VARIABLE: str(lock_fd), "PYTHONUNBUFFERED": "1"}
     if max_seconds is not None:
         own[MAX_SECONDS_VARIABLE] = repr(max_seconds)
-    return {**inherited, **own}
+    return {**inherited, **(given or {}), **own}

@@ -6,11 +6,13 @@
       control/             server   one small file per command: cancel, pause, stop, checkpoint, stack
       attempts/<n>/        one process life
         lock               flock taken by the server before it spawns, held on by shim and stage
+        resources.json     server   the GPUs it was given, before it spawns
         process.json       shim     who shim and stage are
         output.log         stage    its stdout and stderr
         events.jsonl       stage    one JSON object a line
         exit.json          shim     how it ended
         stacks.txt         both     where its processes stood when that was asked for, or it stalled
+      metrics/             server   samples of its GPUs and of the host
       artifacts/           outputs, unless the job has an `output_dir` of its own
 
 One writer per file. Whole files appear by temp + fsync + rename; only output.log and events.jsonl grow.
@@ -56,6 +58,11 @@ class AttemptDir:
     def lock(self) -> Path:
         """Held while shim or stage lives."""
         return self.path / "lock"
+
+    @property
+    def resources(self) -> Path:
+        """{"gpus": [{"index", "uuid", "name"}]}: what it holds, written before it is started."""
+        return self.path / "resources.json"
 
     @property
     def process(self) -> Path:
@@ -128,6 +135,11 @@ class JobDir:
     def stack(self) -> Path:
         """Asks the shim for the stacks of the stage: {"id": text}, once for each id."""
         return self.control / "stack.json"
+
+    @property
+    def metrics(self) -> Path:
+        """Samples taken while it ran."""
+        return self.path / "metrics"
 
     @property
     def artifacts(self) -> Path:

@@ -2,6 +2,7 @@
 
 jobs 1--n job_dependencies      what a job waits for
      1--n attempts              process lives; `event_offset` = byte of events.jsonl read so far
+     1--n gpu_leases            GPUs that are held; each by one attempt, until all its processes are gone
      1--n events                one row a line of events.jsonl
      1--n checkpoints           with their verdicts
 login_sessions                  browser sessions, by hash
@@ -82,6 +83,8 @@ class JobTable(Base):
     idempotency_key: Mapped[str | None] = mapped_column(String(200), index=True)
     body_hash: Mapped[str | None] = mapped_column(String(64))
     policy: Mapped[dict[str, Any]] = mapped_column(server_default="{}")
+    priority: Mapped[int] = mapped_column(server_default="0")
+    resources: Mapped[dict[str, Any]] = mapped_column(server_default="{}")
     status: Mapped[str] = mapped_column(Text)
     version: Mapped[int]
 
@@ -114,6 +117,17 @@ class AttemptTable(Base):
     cause: Mapped[str | None] = mapped_column(Text)
     ended_at: Mapped[datetime | None]
     exit_record: Mapped[dict[str, Any] | None]
+    gpus: Mapped[list[dict[str, Any]]] = mapped_column(server_default="[]")
+
+
+class GpuLeaseTable(Base):
+    """A GPU that is held. The key is what keeps it from being handed out twice."""
+
+    __tablename__ = "gpu_leases"
+
+    uuid: Mapped[str] = mapped_column(String(140), primary_key=True)
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), index=True)
+    attempt: Mapped[int]
 
 
 class EventTable(Base):

@@ -23,11 +23,13 @@ from server.db.queries import jobs as job_queries
 from server.domain.advance import STALLED, Observation, advance, conclude, finish, stop_asked
 from server.domain.job import CANCEL, PAUSE, Job
 from server.domain.outcome import End, ExitRecord
-from server.domain.queue import Finish, Hold, Start, Wait, decide
+from server.domain.queue import Finish, Hold, Host, Start, Wait, decide
+from server.domain.resources import GpuRef, environment_of
 from server.domain.stall import StallLimits
 from server.domain.states import FINAL_JOB, LIVE_JOB, WAITING_JOB, AttemptState, JobState
 from server.errors import Unavailable
 from server.services.backoff import Backoff
+from server.services.leases import Leases, write_resources
 from server.services.observer import NeverBegan, observe
 from server.services.orders import Orders, clear_orders, order_once
 from server.services.paths import PathRules
@@ -43,6 +45,7 @@ IDLE_S = 0.5
 RUNNING_S = 0.2
 MOVING_S = 0.03
 RECORDS_LOOKED_AT = 100
+REWORDED_S = 5.0
 
 assert JOB_ID_VARIABLE.startswith("EYAS_")  # or worker_environment would hand an outer job's mark on
 
@@ -61,12 +64,14 @@ class Reconciler:
         self._cancelled_by_file: list[str] = []
         self._terminated: dict[str, float] = {}
         self._orders = Orders(runtime.settings)
+        self._leases = Leases(runtime)
         settings = runtime.settings
         self._stall = StallLimits(settings.stall_factor, settings.stall_after_s, settings.stall_silent_after_s)
         self._backoff = Backoff()
         self._unrecorded: set[str] = set()
         self._trouble: str | None = None
         self._troubles: dict[str, str] = {}
+        self._reworded: dict[str, float] = {}
         self._reload = True
         self._again = False
 
@@ -78,6 +83,8 @@ class Reconciler:
                 self._runtime.snapshots.put(job)  # answered from until the loop has recorded what became of it
                 if job.state in WAITING_JOB and self._runtime.job_dir(job.id).cancel.exists():
                     self._cancelled_by_file.append(job.id)
+            adopted = job_queries.unfinished_jobs(session)
+        self._leases.adopt(adopted)
         self._heed_files()
         self._thread.start()
 
@@ -146,11 +153,13 @@ class Reconciler:
     def _decide(self) -> None:
         """Start, finish, hold or leave waiting what has no process."""
         jobs = list(self._jobs.values())
-        not_due = self._backoff.not_due(jobs)
-        for decision in decide(jobs, self._runtime.settings.max_running, not_due):
+        if self._leases.release(self._jobs):
+            self._runtime.hardware.look_now()
+        not_due = self._backoff.not_due(jobs) | self._leases.ending(self._jobs)
+        for decision in decide(jobs, self._host(jobs), not_due):
             match decision:
-                case Start(job):
-                    self._guarded(job, self._launch)
+                case Start(job, gpus):
+                    self._guarded(job, partial(self._launch, gpus=gpus))
                 case Finish(job, why):
                     ended = conclude(replace(job, state=job.derived_state), why, clock.utc_now())
                     self._guarded(job, partial(self._apply, new=ended))
@@ -159,14 +168,36 @@ class Reconciler:
                 case Wait(job, waiting):
                     self._wait(job, JobState.QUEUED, waiting)
 
+    def _host(self, jobs: Sequence[Job]) -> Host:
+        """What the queue may give out."""
+        hardware = self._runtime.hardware
+        live = [job for job in jobs if job.state in LIVE_JOB]
+        hardware.follow(live, any(job.state == JobState.QUEUED for job in jobs))
+        return Host(
+            self._runtime.settings.max_running,
+            hardware.cpus,
+            hardware.ram_bytes,
+            hardware.gpus({job.id for job in live}),
+            hardware.not_fresh(),
+            self._leases.holders,
+        )
+
     def _wait(self, job: Job, state: JobState, waiting: str | None) -> None:
         new = replace(job, state=state, waiting=waiting)
-        if new != job:
-            self._guarded(job, partial(self._apply, new=new))
+        if new == job:
+            return
+        # Sizes and seconds in a reason change all the time, and each change of it is a write.
+        same = new.state == job.state and _without_digits(waiting) == _without_digits(job.waiting)
+        if same and clock.boottime() < self._reworded.get(job.id, 0.0):
+            return
+        self._reworded[job.id] = clock.boottime() + REWORDED_S
+        self._guarded(job, partial(self._apply, new=new))
 
     def _load(self) -> None:
         with self._runtime.database.read() as session:
             self._jobs = {job.id: job for job in job_queries.unfinished_jobs(session)}
+        self._leases.load()
+        self._reworded = {job_id: at for job_id, at in self._reworded.items() if job_id in self._jobs}
         self._reload = False
 
     def _guarded(self, job: Job, step: Callable[[Job], None]) -> None:
@@ -225,14 +256,15 @@ class Reconciler:
         # Its stacks were ordered when it was found; the shim takes them before it heeds a stop.
         return STALLED if job.policy.on_stall == "stop" and job.health == STALLED else None
 
-    def _launch(self, job: Job) -> None:
+    def _launch(self, job: Job, gpus: Sequence[GpuRef]) -> None:
         if self._runtime.job_dir(job.id).cancel.exists():  # written by hand
             self._cancelled_by_file.append(job.id)
             self._heed_files()
             self._reload = self._again = True
             return
         with self._runtime.database.write() as session:
-            started = job_queries.begin_attempt(session, job, clock.utc_now())
+            started = job_queries.begin_attempt(session, job, clock.utc_now(), gpus)
+        self._leases.load()
         self._keep(started)
         self._spawn(started)
 
@@ -247,6 +279,7 @@ class Reconciler:
         try:
             write_spec(self._runtime, write_record(self._runtime, job.id))
             attempt.path.mkdir(parents=True, exist_ok=True)
+            write_resources(attempt, job.attempt.gpus)
             lock = locks.take(attempt.lock)
             if lock is None:
                 return  # it lives after all; the next look adopts it
@@ -259,13 +292,17 @@ class Reconciler:
                     attempt.path,
                     attempt.log,
                     lock,
-                    worker_environment(job.id, lock, job.policy.max_seconds),
+                    worker_environment(job.id, lock, job.policy.max_seconds, self._given(job)),
                 )
             finally:
                 locks.release(lock)
         except OSError as error:
             failed = End(ExitRecord(error=f"{type(error).__name__}: {error}"))
             self._apply(job, finish(job, failed, clock.utc_now()))
+
+    def _given(self, job: Job) -> dict[str, str]:
+        assert job.attempt is not None
+        return environment_of(job.resources, job.attempt.gpus, hide=self._runtime.hardware.hides_gpus)
 
     def _stop_unsupervised(self, job: Job, record: ProcessRecord) -> None:
         """Do the dead shim's duty: end the stage that was asked to stop."""
@@ -340,3 +377,7 @@ class Reconciler:
         self._unrecorded.add(job.id)
         self._record_ends()
         logger.info("job %s (%s): %s", job.id, job.name, job.state + (f": {job.reason}" if job.reason else ""))
+
+
+def _without_digits(text: str | None) -> str:
+    return "".join(sign for sign in text or "" if not sign.isdigit())

@@ -69,6 +69,8 @@ def _record_of(job: Job) -> dict[str, object]:
         "output_dir": job.output_dir,
         "depends_on": [dependency.id for dependency in job.depends_on],
         "policy": job.policy.model_dump(mode="json"),
+        "priority": job.priority,
+        "resources": job.resources.model_dump(mode="json"),
         "idempotency_key": job.idempotency_key,
         "body_hash": job.body_hash,
         "created_at": text(job.created_at),

@@ -5,13 +5,14 @@ from dataclasses import dataclass, field
 
 from eagle3_core.contract.jobdir import JobDir
 from server.db.engine import Database
+from server.services.hardware import Hardware
 from server.services.snapshots import Snapshots
 from server.settings import Settings
 
 
 @dataclass
 class Runtime:
-    """Settings, database, hot answers, and the bell that wakes the loop."""
+    """Settings, database, hot answers, the bell that wakes the loop, and what is known of GPUs and host."""
 
     settings: Settings
     database: Database
@@ -19,6 +20,10 @@ class Runtime:
     bell: threading.Event = field(default_factory=threading.Event)
     record_lock: threading.Lock = field(default_factory=threading.Lock)
     stack_lock: threading.Lock = field(default_factory=threading.Lock)
+    hardware: Hardware = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.hardware = Hardware(self.settings)
 
     def job_dir(self, job_id: str) -> JobDir:
         """The directory of a job; the id was checked before."""

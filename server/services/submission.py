@@ -20,6 +20,7 @@ from server.db.queries import jobs as job_queries
 from server.domain.ids import is_job_id, new_job_id
 from server.domain.job import Job, NewJob
 from server.domain.policy import Policy, RetryPolicy
+from server.domain.resources import BY_STAGE, Resources
 from server.errors import (
     MAX_ERRORS,
     Conflict,
@@ -35,6 +36,7 @@ from server.services.preflight import check_content
 from server.services.programs import refuse_foreign_programs
 from server.services.records import write_new
 from server.services.runtime import Runtime
+from server.services.settling import settle
 from server.system import clock
 
 NameText = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
@@ -56,6 +58,8 @@ class JobRequest(BaseModel):
     max_seconds: float | None = Field(
         None, gt=0, le=31_536_000, description="seconds one attempt may take; over them it fails with time_limit"
     )
+    priority: int = Field(0, ge=-1000, le=1000, description="the higher one starts first; the older one among equals")
+    resources: Resources = Field(BY_STAGE, description="GPUs, CPUs and memory; default: what the stage needs")
     on_stall: Literal["report", "stop"] = Field(
         "report", description="stop: an attempt without progress for too long is ended, with the reason stalled"
     )
@@ -81,6 +85,7 @@ class _Draft:
     request: JobRequest
     output_dir: Path
     depends_on: tuple[str, ...] = ()
+    resources: Resources = BY_STAGE
 
 
 def submit(runtime: Runtime, request: JobRequest | ChainRequest, key: str | None = None) -> tuple[list[Job], bool]:
@@ -141,7 +146,11 @@ def _drafts(runtime: Runtime, request: JobRequest | ChainRequest) -> list[_Draft
     _check_paths(runtime, drafts)
     for draft in drafts:
         _refuse(list(check_content(draft.params, f"{draft.pointer}/params")))
-    return drafts
+    return [replace(draft, resources=_resources(runtime, draft)) for draft in drafts]
+
+
+def _resources(runtime: Runtime, draft: _Draft) -> Resources:
+    return settle(runtime.hardware, draft.request.resources, draft.params, draft.pointer)
 
 
 def nearest(word: str, known: Collection[str]) -> str | None:
@@ -295,6 +304,8 @@ def _new_job(draft: _Draft, now: datetime, keyed: _Keyed | None) -> NewJob:
         output_dir=str(draft.output_dir),
         created_at=now,
         depends_on=draft.depends_on,
+        priority=request.priority,
+        resources=draft.resources,
         policy=Policy(retry=request.retry, max_seconds=request.max_seconds, on_stall=request.on_stall),
         idempotency_key=None if keyed is None else keyed.key,
         body_hash=None if keyed is None else keyed.body_hash,

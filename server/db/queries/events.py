@@ -1,6 +1,6 @@
 """Events and the checkpoints they tell of."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
@@ -54,6 +54,17 @@ def after(session: Session, job_id: str, seq: int, limit: int, size: int) -> lis
         if size <= 0:
             break
     return found
+
+
+def of_types(session: Session, job_id: str, types: Sequence[str]) -> Iterator[str]:
+    """The text of each event of these types, in order, without holding them all."""
+    statement = (
+        select(EventTable.body)
+        .where(EventTable.job_id == job_id, EventTable.type.in_(types))
+        .order_by(EventTable.seq)
+        .execution_options(yield_per=500)
+    )
+    yield from session.scalars(statement)
 
 
 def checkpoints(session: Session, job_id: str) -> list[Checkpoint]:

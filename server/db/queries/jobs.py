@@ -9,9 +9,11 @@ from sqlalchemy import CursorResult, Select, Update, func, insert, select, updat
 from sqlalchemy.orm import Session
 
 from server.db.models import AttemptTable, DependencyTable, JobTable
+from server.db.queries import leases as lease_queries
 from server.domain.job import Attempt, Dependency, Job, NewJob
 from server.domain.policy import Policy
 from server.domain.progress import Status
+from server.domain.resources import GpuRef, Resources
 from server.domain.states import FINAL_JOB, AttemptState, JobState
 
 _CHUNK = 500
@@ -35,6 +37,8 @@ def insert_jobs(session: Session, jobs: Sequence[NewJob]) -> None:
                 state=JobState.QUEUED,
                 status=Status().model_dump_json(),
                 policy=job.policy.model_dump(mode="json"),
+                priority=job.priority,
+                resources=job.resources.model_dump(mode="json"),
                 cancel_checkpoint=True,
                 idempotency_key=job.idempotency_key,
                 body_hash=job.body_hash,
@@ -150,33 +154,47 @@ def ask_resume(session: Session, job_id: str) -> bool:
     return _changed(session, statement) == 1
 
 
-def begin_attempt(session: Session, job: Job, now: datetime) -> Job:
-    """Store that a queued job gets a process.
+def begin_attempt(session: Session, job: Job, now: datetime, gpus: Sequence[GpuRef] = ()) -> Job:
+    """Store that a queued job gets a process, and these GPUs; its resources are resolved by now.
 
     Raises:
-        Stale: it is not queued any more, or was cancelled or paused meanwhile.
+        Stale: it is not queued any more, was cancelled or paused meanwhile, or a GPU is held by another attempt.
     """
     last = job.attempt
     statement = (
         update(JobTable)
         .where(JobTable.id == job.id, JobTable.state == job.state)
         .where(JobTable.cancel_asked_at.is_(None), JobTable.pause_asked_at.is_(None))
-        .values(state=JobState.STARTING, waiting=None, version=JobTable.version + 1)
+        .values(
+            state=JobState.STARTING,
+            waiting=None,
+            resources=job.resources.model_dump(mode="json"),
+            version=JobTable.version + 1,
+        )
     )
     if _changed(session, statement) != 1:
         raise Stale(job.id)
-    row = {
+    row: dict[str, Any] = {
         "job_id": job.id,
         "number": 1 if last is None else last.number + 1,
         "state": AttemptState.STARTING,
         "event_offset": 0,
         "created_at": now,
         "retries": 0 if last is None else last.retries + (last.reason is not None),
+        "gpus": [gpu.model_dump() for gpu in gpus],
     }
     session.execute(insert(AttemptTable).values(row))
+    if lease_queries.take(session, job.id, row["number"], gpus) < len(gpus):
+        raise Stale(job.id)
     fresh = get_job(session, job.id)
     assert fresh is not None
     return fresh
+
+
+def note_gpus(session: Session, job_id: str, attempt: int, gpus: Sequence[GpuRef]) -> None:
+    """Store which GPUs an attempt was given, as its directory tells."""
+    row = update(AttemptTable).where(AttemptTable.job_id == job_id, AttemptTable.number == attempt)
+    session.execute(row.values(gpus=[gpu.model_dump() for gpu in gpus]))
 
 
 def save(session: Session, old: Job, new: Job, exit_record: dict[str, Any] | None = None) -> Job:
@@ -307,6 +325,8 @@ def _job(row: JobTable, depends_on: tuple[Dependency, ...], attempt: AttemptTabl
         idempotency_key=row.idempotency_key,
         body_hash=row.body_hash,
         policy=Policy.model_validate(row.policy),
+        priority=row.priority,
+        resources=Resources.model_validate(row.resources),
         version=row.version,
         status=Status.model_validate_json(row.status),
         depends_on=depends_on,
@@ -326,4 +346,5 @@ def _attempt(row: AttemptTable) -> Attempt:
         reason=row.reason,
         cause=row.cause,
         ended_at=row.ended_at,
+        gpus=tuple(GpuRef.model_validate(gpu) for gpu in row.gpus),
     )

@@ -59,7 +59,7 @@ class Hardware:
         self._settings = settings
         self._watcher: Watcher | None = None
         self._since = clock.boottime()
-        self._hurried_at = self._since
+        self._wanted_at = self._since
         self._interval_s = IDLE_S
         self._sample: Sample | None = None
         self._had_gpus = False
@@ -70,7 +70,7 @@ class Hardware:
 
     def start(self) -> None:
         """Have the collector started."""
-        self._since = self._hurried_at = clock.boottime()
+        self._since = self._wanted_at = clock.boottime()
         paths = [str(path) for path in self._settings.all_roots]
         self._watcher = Watcher(collector_command(paths), self.take)
         self._watcher.start()
@@ -103,12 +103,13 @@ class Hardware:
         self._followed = {job.id: job.attempt.gpus for job in live if job.attempt is not None}
         interval_s = BUSY_S if live or waiting else IDLE_S
         if interval_s != self._interval_s:
-            self._interval_s, self._hurried_at = interval_s, clock.boottime()
+            self._interval_s, self._wanted_at = interval_s, clock.boottime()
             if self._watcher is not None:
                 self._watcher.look_every(interval_s)
 
     def look_now(self) -> None:
         """GPUs were given back: what is known of them is out of date."""
+        self._wanted_at = clock.boottime()
         if self._watcher is not None:
             self._watcher.look_now()
 
@@ -134,9 +135,12 @@ class Hardware:
 
     def not_fresh(self) -> str | None:
         """Why no GPU can be handed out by what is known; None when it can."""
-        if (unknown := self.gpus_unknown()) is not None or self.age_s <= FRESH_S:
+        if (unknown := self.gpus_unknown()) is not None:
             return unknown
-        if clock.boottime() - self._hurried_at <= FRESH_S:
+        assert self._sample is not None
+        if self._sample.boottime_s >= self._wanted_at and self.age_s <= FRESH_S:
+            return None
+        if clock.boottime() - self._wanted_at <= FRESH_S:
             return "the GPUs are being looked at"
         return f"the collector of GPU and host metrics has not answered for {self.age_s:.0f} s"
 

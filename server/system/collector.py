@@ -87,10 +87,11 @@ def main(paths: list[str]) -> NoReturn:
     interval, nvml, host = Interval(), NvmlThread(), HostReader(paths)
     started = time.monotonic()
     while True:
+        begun, time_begun = clock.boottime(), clock.utc_now()
         reading = nvml.read()
         sample = {
-            "boottime_s": round(clock.boottime(), 3),
-            "time": clock.utc_now().isoformat(timespec="milliseconds"),
+            "boottime_s": begun,
+            "time": time_begun.isoformat(timespec="milliseconds"),
             "nvml": reading,
             "host": host.read(),
         }

@@ -29,6 +29,8 @@ _NO_DRIVER = frozenset({pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_D
 LOST_AGAIN_S = 30.0
 """A lost GPU comes back only to a new beginning; that is tried so often."""
 
+VERSIONS_DIFFER = "library and loaded driver are of different versions; load the new driver, or reboot"
+
 PCI = Path("/sys/bus/pci/devices")
 NVIDIA_VENDOR = "0x10de"
 DISPLAY_CLASS = "0x03"
@@ -74,7 +76,8 @@ class NvmlReader:
             self._end()
             absent = error.value in _NO_DRIVER and not _has_nvidia_hardware()
             stale = error.value == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH
-            return {"driver": None, "gpus": [], "error": str(error), "absent": absent, "stale_library": stale}
+            text = VERSIONS_DIFFER if stale else str(error)
+            return {"driver": None, "gpus": [], "error": text, "absent": absent, "stale_library": stale}
         return {"driver": self._driver, "gpus": gpus, "error": None, "absent": False, "stale_library": False}
 
     def _begin(self) -> None:

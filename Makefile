@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STATE  ?=
 
-.PHONY: setup check test interop slow chaos serve demo migrate clean
+.PHONY: setup check test gpu interop slow chaos serve demo migrate clean
 .DEFAULT_GOAL := test
 
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -23,6 +23,9 @@ check: setup  ## lint, types, import rules, migrations match models
 
 test: setup  ## the suite, without slow, gpu, browser, interop, slurm and chaos
 	$(BIN)/python -P -m pytest -m 'not slow and not gpu and not browser and not interop and not slurm and not chaos'
+
+gpu: setup  ## on a machine with an NVIDIA GPU: NVML, leases and training on it
+	$(BIN)/python -P -m pytest -m gpu
 
 slow: setup  ## tests that take minutes
 	$(BIN)/python -P -m pytest -m slow

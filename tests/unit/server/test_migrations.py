@@ -11,6 +11,7 @@ from server.db.engine import Database
 from server.db.migrate import configuration, upgrade
 from server.db.queries import jobs as queries
 from server.domain.job import NewJob
+from server.domain.resources import BY_STAGE
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -38,6 +39,7 @@ def test_a_database_of_before_policies_is_brought_forward(tmp_path):
         [job] = queries.unfinished_jobs(session)
     assert (job.policy.retry.max_retries, job.cancel_checkpoint, job.attempt.retries) == (2, True, 0)
     assert job.attempt.event_offset == 7
+    assert (job.priority, job.resources, job.attempt.gpus) == (0, BY_STAGE, ())
     old.close()
 
 

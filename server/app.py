@@ -40,10 +40,12 @@ def build_app(runtime: Runtime, gate: Gate, on_death: Callable[[], None], port: 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         runtime.hardware.start()
-        loop.start()
-        yield
-        loop.stop()
-        runtime.hardware.stop()
+        try:
+            loop.start()
+            yield
+            loop.stop()
+        finally:
+            runtime.hardware.stop()
 
     app = FastAPI(
         title="Eyas", version=pages.VERSION, docs_url=None, redoc_url=None, lifespan=lifespan, redirect_slashes=False

@@ -11,6 +11,8 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
+from server.domain.policy import RetryPolicy
+from server.domain.resources import Resources
 from server.errors import MAX_ERRORS, FieldError, Invalid, NotFound, ServiceError
 from server.services.submission import ChainRequest, JobRequest, nearest
 
@@ -20,6 +22,9 @@ TYPE_PREFIX = "urn:eyas:problem:"
 MEDIA_TYPE = "application/problem+json"
 MAX_TEXT = 2000
 """Characters of a message; what was sent may be a megabyte, and is not sent back."""
+
+
+_MODELS: dict[str, type[BaseModel]] = {"chain": ChainRequest, "resources": Resources, "retry": RetryPolicy}
 
 
 class ProblemField(BaseModel):
@@ -112,8 +117,8 @@ def _field_error(fault: dict[str, object]) -> FieldError:
     if fault["type"] != "extra_forbidden":
         return FieldError(pointer, message)
     name = parts[-1]
-    known = ChainRequest if len(parts) == 1 and loc[1] == "chain" else JobRequest
-    near = nearest(name, known.model_fields)
+    parent = parts[-2] if len(parts) > 1 else ("chain" if loc[1] == "chain" else "")
+    near = nearest(name, _MODELS.get(parent, JobRequest).model_fields)
     return FieldError(pointer, f"{name} is not a field" + (f"; did you mean {near}?" if near else ""), near)
 
 

@@ -1,6 +1,6 @@
 """One look at GPUs and host, as the collector tells it, and what it means for handing GPUs out."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -106,12 +106,14 @@ class Sample(_Told):
     host: HostSample
 
 
-def gpus_to_give(samples: Sequence[GpuSample], live: Collection[str], allowed: Collection[str] | None) -> list[Gpu]:
+def gpus_to_give(
+    samples: Sequence[GpuSample], holders: Mapping[str, str], allowed: Collection[str] | None
+) -> list[Gpu]:
     """The GPUs and MIG instances that jobs may be given, with what stands in the way of it.
 
     Args:
         samples: all there are.
-        live: ids of the jobs that have a process; theirs are no strangers.
+        holders: UUID of a GPU -> id of the job that holds it.
         allowed: indices and UUIDs that may be given; None for all. A GPU's name allows its instances, too.
     """
     gpus = []
@@ -120,33 +122,34 @@ def gpus_to_give(samples: Sequence[GpuSample], live: Collection[str], allowed: C
             continue
         names = {one.label, one.uuid, str(one.index), one.parent}
         if allowed is None or names & set(allowed):
-            blocked = blocked_by(one, live)
+            blocked = blocked_by(one, holders.get(one.uuid))
             gpus.append(Gpu(one.label, one.uuid, one.name, one.memory_total, one.memory_free, blocked))
     return gpus
 
 
-def blocked_by(gpu: GpuSample, live: Collection[str]) -> str | None:
-    """Why a GPU is not to be handed out, to follow "is"; None when nothing is in the way.
+def blocked_by(gpu: GpuSample, holder: str | None) -> str | None:
+    """Why a GPU is not to be handed out, to follow "is"; None when nothing but its holder is in the way.
 
-    Programs that draw on a screen are no reason: what they hold is missing from the free memory.
+    Programs that draw on a screen are no reason: what they hold is missing from the free memory. On a GPU that is held,
+    what cannot be seen is taken for the holder's.
     """
     if gpu.lost is not None:
         return f"not answering ({gpu.lost})"
     seen = 0
     for process in gpu.processes or ():
         seen += process.memory or 0
-        if process.kind != "compute" or process.job in live or process.memory == 0:
-            continue
-        return f"used by pid {process.pid}{_whose(process)} ({gib(process.memory)})"
+        holders_own = holder is not None and (process.job == holder or process.user is None)
+        if process.kind == "compute" and process.memory != 0 and not holders_own:
+            return f"used by pid {process.pid}{_whose(process)} ({gib(process.memory)})"
     unseen = (gpu.memory_used or 0) - seen
-    if unseen > UNSEEN_BYTES and not any(process.job in live for process in gpu.processes or ()):
+    if holder is None and unseen > UNSEEN_BYTES:
         return f"used by processes that cannot be seen from here ({gib(unseen)})"
     return None
 
 
 def _whose(process: GpuProcess) -> str:
     if process.job is not None:
-        return f" of job {process.job}, which does not run"
+        return f" of job {process.job}, which does not hold it"
     if process.user is None:
         return ", which cannot be seen from here"
     return f" of another user, {process.user}" if process.foreign_user else ", which is none of a job"

@@ -7,7 +7,7 @@ Nothing here waits for NVML. When it has not answered lately the queue is told s
 """
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -144,9 +144,9 @@ class Hardware:
             return "the GPUs are being looked at"
         return f"the collector of GPU and host metrics has not answered for {self.age_s:.0f} s"
 
-    def gpus(self, live: Collection[str]) -> tuple[Gpu, ...]:
-        """The GPUs jobs may be given, as they were last seen. `live`: ids of the jobs that have a process."""
-        return tuple(gpus_to_give(self.gpu_samples, live, self._settings.gpus))
+    def gpus(self, holders: Mapping[str, str]) -> tuple[Gpu, ...]:
+        """The GPUs jobs may be given, as they were last seen. `holders`: UUID -> id of the job that holds it."""
+        return tuple(gpus_to_give(self.gpu_samples, holders, self._settings.gpus))
 
     @property
     def gpu_samples(self) -> list[GpuSample]:

@@ -23,8 +23,9 @@ from server.system import clock, process
 
 logger = logging.getLogger(__name__)
 
-AGAIN_S = 1.0
-"""Between two looks for the processes of an attempt that is over; each goes through /proc."""
+FIRST_AGAIN_S = 0.05
+LONGEST_AGAIN_S = 2.0
+"""Between two looks for the processes of an attempt that is over; each goes through /proc, so the pause doubles."""
 
 
 def write_resources(attempt: AttemptDir, gpus: Iterable[GpuRef]) -> None:
@@ -52,7 +53,7 @@ class Leases:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._all: list[Lease] = []
-        self._look_again: dict[str, float] = {}
+        self._look_again: dict[str, tuple[float, float]] = {}
 
     def load(self) -> None:
         """Read them."""
@@ -90,10 +91,11 @@ class Leases:
         """
         free = []
         for job_id, attempt in {(lease.job_id, lease.attempt) for lease in self._over(jobs)}:
-            if clock.boottime() < self._look_again.get(job_id, 0.0):
+            at, pause_s = self._look_again.get(job_id, (0.0, FIRST_AGAIN_S))
+            if clock.boottime() < at:
                 continue
             if process.any_marked(job_id):
-                self._look_again[job_id] = clock.boottime() + AGAIN_S
+                self._look_again[job_id] = (clock.boottime() + pause_s, min(2 * pause_s, LONGEST_AGAIN_S))
             else:
                 free.append((job_id, attempt))
         if free:

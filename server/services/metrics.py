@@ -22,7 +22,7 @@ class GpuRow(GpuSample):
 
     job: str | None = Field(description="id of the job that holds it")
     given: bool = Field(description="whether jobs may be given it at all; see EYAS_GPUS")
-    in_the_way: str | None = Field(description="why it is not handed out although no job holds it")
+    in_the_way: str | None = Field(description="what else keeps it from being handed out: a stranger, a loss")
 
 
 class GpuList(BaseModel):
@@ -64,12 +64,11 @@ def list_gpus(runtime: Runtime) -> GpuList:
     with runtime.database.read() as session:
         holders = {lease.uuid: lease.job_id for lease in lease_queries.every(session)}
     sample = hardware.sample
-    live = set(holders.values())
-    given = {gpu.uuid for gpu in hardware.gpus(live)}
+    given = {gpu.uuid for gpu in hardware.gpus(holders)}
     rows = []
     for gpu in hardware.gpu_samples:
         job = holders.get(gpu.uuid or "")
-        blocked = None if job is not None or gpu.mig else blocked_by(gpu, live)
+        blocked = None if gpu.mig else blocked_by(gpu, job)
         rows.append(GpuRow(**dict(gpu), job=job, given=gpu.uuid in given, in_the_way=blocked))
     return GpuList(
         gpus=rows,

@@ -177,7 +177,7 @@ class Reconciler:
             self._runtime.settings.max_running,
             hardware.cpus,
             hardware.ram_bytes,
-            hardware.gpus({job.id for job in live}),
+            hardware.gpus(self._leases.holders),
             hardware.not_fresh(),
             self._leases.holders,
         )

@@ -27,7 +27,7 @@ def settle(hardware: Hardware, asked: Resources, params: StageParams, pointer: s
         check_host(asked, hardware.cpus, hardware.ram_bytes)
         unknown = hardware.gpus_unknown()
         if unknown is None:
-            return resolve(asked, params.stage, given, hardware.gpus(()))
+            return resolve(asked, params.stage, given, hardware.gpus({}))
     except CannotBeMet as error:
         place = "params" if error.field == "device" else "resources"
         raise Invalid.of([FieldError(f"{pointer}/{place}/{error.field}", error.message)]) from None

@@ -75,8 +75,7 @@ class Watcher:
     @property
     def left_behind(self) -> int:
         """Collectors that were killed and have not died."""
-        self._left = [process for process in self._left if process.poll() is None]
-        return len(self._left)
+        return sum(process.poll() is None for process in self._left)
 
     def _run(self) -> None:
         try:
@@ -168,7 +167,7 @@ class Watcher:
             process.wait(DEATH_S)
         except subprocess.TimeoutExpired:
             logger.error("collector %d does not die of SIGKILL; it is left behind", process.pid)
-            self._left.append(process)
+            self._left = [*(one for one in self._left if one.poll() is None), process]
 
 
 def collector_command(paths: Sequence[str]) -> list[str]:

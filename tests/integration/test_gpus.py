@@ -135,7 +135,8 @@ REFUSED = [
     ({"resources": {"cpus": 100_000}}, "/resources/cpus", "this host has"),
     ({"resources": {"ram_gib": 1e9}}, "/resources/ram_gib", "this host has"),
     ({"resources": {"gpus": 2, "gpu_ids": ["0"]}}, "/resources", "one of them is enough"),
-    ({"resources": {"gpu": 1}}, "/resources/gpu", ""),
+    ({"resources": {"gpu": 1}}, "/resources/gpu", "did you mean gpus?"),
+    ({"retry": {"max_retry": 1}}, "/retry/max_retry", "did you mean max_retries?"),
     ({"priority": 1.5}, "/priority", ""),
 ]
 

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from server.domain.resources import GpuRef
+from server.domain.resources import GIB, GpuRef
+from server.domain.sample import GpuProcess, GpuSample, blocked_by
 from server.services import hardware, leases
 from server.services.hardware import Hardware
 from server.services.leases import Leases
@@ -144,3 +145,34 @@ def test_a_damaged_resources_file_names_itself(tmp_path, caplog, damage):
     attempt.resources.write_text(damage)
     assert leases.read_resources(attempt) == ()
     assert str(attempt.resources) in caplog.text
+
+
+def gpu_sample(*processes, used=0, **changes):
+    fields = dict.fromkeys(GpuSample.model_fields)
+    fields |= {"index": 0, "uuid": "GPU-0", "mig": False, "memory_used": used, "reasons": {}, "processes": processes}
+    return GpuSample(**{**fields, **changes})
+
+
+def on_gpu(memory, user="eve", job=None, kind="compute"):
+    return GpuProcess(pid=7, kind=kind, memory=memory, user=user, foreign_user=user == "eve", job=job)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "holder", "reason"),
+    [
+        (gpu_sample(used=4 << 20), None, None),
+        (gpu_sample(on_gpu(5 * GIB)), None, "used by pid 7 of another user, eve (5.0 GiB)"),
+        (gpu_sample(on_gpu(5 * GIB, user="us")), None, "used by pid 7, which is none of a job (5.0 GiB)"),
+        (gpu_sample(on_gpu(None, user=None)), None, "used by pid 7, which cannot be seen from here (unknown size)"),
+        (gpu_sample(on_gpu(GIB, job="j1")), None, "used by pid 7 of job j1, which does not hold it (1.0 GiB)"),
+        (gpu_sample(on_gpu(GIB, job="j1")), "j1", None),
+        (gpu_sample(on_gpu(GIB, job="j2")), "j1", "used by pid 7 of job j2, which does not hold it (1.0 GiB)"),
+        (gpu_sample(on_gpu(GIB, user=None), used=70 * GIB), "j1", None),  # as from within a container
+        (gpu_sample(on_gpu(0), on_gpu(9 * GIB, kind="graphics"), used=9 * GIB), None, None),
+        (gpu_sample(used=3 * GIB), None, "used by processes that cannot be seen from here (3.0 GiB)"),
+        (gpu_sample(processes=None, used=None), None, None),
+        (gpu_sample(lost="GPU is lost"), "j1", "not answering (GPU is lost)"),
+    ],
+)
+def test_what_stands_in_the_way_of_handing_a_gpu_out(gpu, holder, reason):
+    assert blocked_by(gpu, holder) == reason

@@ -19,6 +19,7 @@ import math
 import os
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -132,25 +133,39 @@ class Recorder:
 
     def _append(self, tier: Tier, time: float, row: bytes, names: tuple[str, ...]) -> None:
         old, file = tier.parts(self._directory)
-        self._directory.mkdir(exist_ok=True)
-        size = file.stat().st_size if file.exists() else 0
         if tier.seconds not in self._begun:
+            self._directory.mkdir(exist_ok=True)
             first = _first_time(file)
             self._begun[tier.seconds] = time if first is None else first
-        if size and (size + len(row) > tier.part_bytes or time - self._begun[tier.seconds] >= tier.span_s):
-            file.replace(old)
-            size, self._begun[tier.seconds] = 0, time
-            if not row.startswith(b"{"):
-                row = json.dumps({"names": names}).encode() + b"\n" + row
-        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        try:
-            if size and os.pread(descriptor, 1, size - 1) != b"\n":
-                row = b"\n" + row  # a killed daemon left a line unfinished
-            if os.write(descriptor, row) < len(row):
-                os.ftruncate(descriptor, size)
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file))
-        finally:
-            os.close(descriptor)
+        with _opened(file) as descriptor:
+            size = os.fstat(descriptor).st_size
+            full = size + len(row) > tier.part_bytes or time - self._begun[tier.seconds] >= tier.span_s
+            if not size or not full:
+                _add(descriptor, size, row)
+                return
+        file.replace(old)
+        self._begun[tier.seconds] = time
+        header = b"" if row.startswith(b"{") else json.dumps({"names": names}).encode() + b"\n"
+        with _opened(file) as descriptor:
+            _add(descriptor, 0, header + row)
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[int]:
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _add(descriptor: int, size: int, row: bytes) -> None:
+    """Append to a file of so many bytes, all of it or nothing."""
+    if size and os.pread(descriptor, 1, size - 1) != b"\n":
+        row = b"\n" + row  # a killed daemon left a line unfinished
+    if os.write(descriptor, row) < len(row):
+        os.ftruncate(descriptor, size)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _short(value: float | None) -> float | int | None:

@@ -273,7 +273,9 @@ def _save_attempt(session: Session, old: Job, new: Job, exit_record: dict[str, A
 
 
 def _changed(session: Session, statement: Update) -> int:
-    return cast("CursorResult[Any]", session.execute(statement)).rowcount
+    # Rows are read anew where they are needed; keeping loaded ones in step costs more than the update itself.
+    unsynchronised = session.execute(statement, execution_options={"synchronize_session": False})
+    return cast("CursorResult[Any]", unsynchronised).rowcount
 
 
 def _chunks(ids: Sequence[str]) -> list[Sequence[str]]:
@@ -281,7 +283,7 @@ def _chunks(ids: Sequence[str]) -> list[Sequence[str]]:
 
 
 def _load(session: Session, statement: Select[JobTable]) -> list[Job]:
-    rows = list(session.scalars(statement))
+    rows = list(session.scalars(statement, execution_options={"populate_existing": True}))
     ids = [row.id for row in rows]
     needs: dict[str, list[Dependency]] = {}
     attempts: dict[str, AttemptTable] = {}
@@ -295,7 +297,7 @@ def _load(session: Session, statement: Select[JobTable]) -> list[Job]:
         for job_id, needed, name, state, reason in session.execute(joined):
             needs.setdefault(job_id, []).append(Dependency(needed, name, JobState(state), reason))
         lives = select(AttemptTable).where(AttemptTable.job_id.in_(chunk)).order_by(AttemptTable.number)
-        for attempt in session.scalars(lives):
+        for attempt in session.scalars(lives, execution_options={"populate_existing": True}):
             attempts[attempt.job_id] = attempt
     return [_job(row, tuple(needs.get(row.id, ())), attempts.get(row.id)) for row in rows]
 

@@ -7,7 +7,7 @@ Nothing here waits for NVML. When it has not answered lately the queue is told s
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -55,8 +55,10 @@ GPU_SERIES = (
 class Hardware:
     """The latest sample, and what follows from it. Safe to use from any thread."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, ring: Callable[[], None]) -> None:
+        """Prepare; `ring` is called when a look that was waited for has been taken."""
         self._settings = settings
+        self._ring = ring
         self._watcher: Watcher | None = None
         self._since = clock.boottime()
         self._wanted_at = self._since
@@ -138,7 +140,7 @@ class Hardware:
         if (unknown := self.gpus_unknown()) is not None:
             return unknown
         assert self._sample is not None
-        if self._sample.boottime_s >= self._wanted_at and self.age_s <= FRESH_S:
+        if self._sample.nvml.absent or (self._sample.boottime_s >= self._wanted_at and self.age_s <= FRESH_S):
             return None
         if clock.boottime() - self._wanted_at <= FRESH_S:
             return "the GPUs are being looked at"
@@ -165,7 +167,10 @@ class Hardware:
         except ValidationError as error:
             logger.error("the collector said something else: %s", str(error)[:300])
             return False
+        waited_for = self._sample is None or self._sample.boottime_s < self._wanted_at <= sample.boottime_s
         self._sample = sample
+        if waited_for:
+            self._ring()
         if sample.nvml.gpus and not self._had_gpus:
             self._had_gpus = True
             self._warn_of_unknown_names()

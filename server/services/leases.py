@@ -67,15 +67,16 @@ class Leases:
 
     def adopt(self, jobs: Iterable[Job]) -> None:
         """At the start of the daemon: a living attempt holds what its directory says, whatever the database lost."""
-        with self._runtime.database.write() as session:
-            for job in jobs:
-                if job.state not in LIVE_JOB or job.attempt is None:
-                    continue
-                gpus = job.attempt.gpus or read_resources(self._runtime.job_dir(job.id).attempt(job.attempt.number))
-                if gpus and not job.attempt.gpus:
-                    job_queries.note_gpus(session, job.id, job.attempt.number, gpus)
-                if lease_queries.take(session, job.id, job.attempt.number, gpus) < len(gpus):
-                    logger.error("job %s runs on a GPU that another job holds as well", job.id)
+        live = [(job, job.attempt) for job in jobs if job.state in LIVE_JOB and job.attempt is not None]
+        if live:
+            with self._runtime.database.write() as session:
+                for job, attempt in live:
+                    files = self._runtime.job_dir(job.id).attempt(attempt.number)
+                    gpus = attempt.gpus or read_resources(files)
+                    if gpus and not attempt.gpus:
+                        job_queries.note_gpus(session, job.id, attempt.number, gpus)
+                    if lease_queries.take(session, job.id, attempt.number, gpus) < len(gpus):
+                        logger.error("job %s runs on a GPU that another job holds as well", job.id)
         self.load()
 
     def ending(self, jobs: Mapping[str, Job]) -> dict[str, str]:

@@ -23,7 +23,7 @@ class Runtime:
     hardware: Hardware = field(init=False)
 
     def __post_init__(self) -> None:
-        self.hardware = Hardware(self.settings)
+        self.hardware = Hardware(self.settings, self.wake)
 
     def job_dir(self, job_id: str) -> JobDir:
         """The directory of a job; the id was checked before."""

@@ -67,10 +67,16 @@ def test_settings_come_from_the_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("EYAS_STATE", str(tmp_path / "s"))
     monkeypatch.setenv("EYAS_ROOTS", f'["{tmp_path}"]')
     monkeypatch.setenv("EYAS_MAX_RUNING", "2")
+    monkeypatch.setenv("EYAS_GPUS", '[0, "GPU-a"]')
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     settings = Settings()
+    assert settings.gpus == ("0", "GPU-a")
     assert settings.all_roots == (tmp_path / "s", tmp_path)
     assert unknown_variables() == ["EYAS_MAX_RUNING is not a setting; did you mean EYAS_MAX_RUNNING?"]
-    environment = worker_environment("j1", 7)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert "CUDA_VISIBLE_DEVICES does not restrict the jobs; EYAS_GPUS does" in unknown_variables()
+    environment = worker_environment("j1", 7, None, {"CUDA_VISIBLE_DEVICES": "GPU-b", "EYAS_JOB_ID": "no"})
+    assert environment["CUDA_VISIBLE_DEVICES"] == "GPU-b"
     assert {name: value for name, value in environment.items() if name.startswith("EYAS_")} == {
         "EYAS_JOB_ID": "j1",
         "EYAS_LOCK_FD": "7",

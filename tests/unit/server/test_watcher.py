@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from server.domain.resources import GIB, GpuRef
-from server.domain.sample import GpuProcess, GpuSample, blocked_by
+from server.domain.sample import GpuProcess, GpuSample, HostSample, NvmlState, Sample, blocked_by
 from server.services import hardware, leases
 from server.services.hardware import Hardware
 from server.services.leases import Leases
@@ -88,7 +88,7 @@ def test_one_that_does_not_die_is_left_and_one_further_is_started_never_more(mon
 
 
 def test_a_line_that_is_no_sample_is_an_error_and_no_end(tmp_path, caplog):
-    one = Hardware(Settings(state=tmp_path))
+    one = Hardware(Settings(state=tmp_path), lambda: None)
     for line in (b"", b"{}", b"[1]", b"\xff", b'{"boottime_s": "x"}'):
         assert not one.take(line)
     assert one.sample is None
@@ -99,7 +99,7 @@ def test_a_line_that_is_no_sample_is_an_error_and_no_end(tmp_path, caplog):
 def test_what_is_known_grows_old(tmp_path, monkeypatch):
     now = 1000.0
     monkeypatch.setattr(hardware.clock, "boottime", lambda: now)
-    one = Hardware(Settings(state=tmp_path))
+    one = Hardware(Settings(state=tmp_path), lambda: None)
     now += 60
     assert one.not_fresh() == "the collector of GPU and host metrics has not answered for 60 s"
 
@@ -176,3 +176,26 @@ def on_gpu(memory, user="eve", job=None, kind="compute"):
 )
 def test_what_stands_in_the_way_of_handing_a_gpu_out(gpu, holder, reason):
     assert blocked_by(gpu, holder) == reason
+
+
+def test_the_loop_is_rung_for_a_look_it_waits_for_and_no_other(tmp_path, monkeypatch):
+    now, rung = 1000.0, []
+    monkeypatch.setattr(hardware.clock, "boottime", lambda: now)
+    one = Hardware(Settings(state=tmp_path), lambda: rung.append(now))
+    host = dict.fromkeys(HostSample.model_fields) | {"cpus": 1, "disks": [], "reasons": {}}
+    nvml = dict.fromkeys(NvmlState.model_fields) | {"gpus": [dict(gpu_sample())], "absent": False}
+
+    def look():
+        sample = Sample(boottime_s=now, time="2026-01-01T00:00:00Z", nvml=nvml, host=host)
+        assert one.take(sample.model_dump_json().encode())
+
+    look()
+    assert (rung, one.not_fresh()) == ([1000.0], None)
+    now += 8
+    look()
+    now += 1
+    one.look_now()
+    assert one.not_fresh() == "the GPUs are being looked at"
+    look()
+    assert (rung, one.not_fresh()) == ([1000.0, 1009.0], None)
+    assert [gpu.uuid for gpu in one.gpus({})] == ["GPU-0"]

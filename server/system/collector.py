@@ -1,4 +1,4 @@
-"""`python -P -m server.system.collector PATH...`: one JSON line on stdout for each look at GPUs and host.
+"""`python -P -m server.system.collector SECONDS PATH...`: one JSON line on stdout for each look at GPUs and host.
 
 A process of its own, since a call of NVML may hang, in the kernel even. It holds no lock and keeps nothing on disk.
 
@@ -21,7 +21,6 @@ from server.system import clock
 from server.system.hostmetrics import HostReader
 from server.system.nvml import NvmlReader
 
-FIRST_INTERVAL_S = 10.0
 NVML_LIMIT_S = 2.0
 """What a reading may take before the line goes out without it; eight GPUs take some ten milliseconds."""
 
@@ -64,8 +63,8 @@ class NvmlThread:
 class Interval:
     """The seconds between looks, as the daemon wants them."""
 
-    def __init__(self) -> None:
-        self.seconds = FIRST_INTERVAL_S
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
         self._changed = threading.Event()
         threading.Thread(target=self._listen, name="interval", daemon=True).start()
 
@@ -82,9 +81,9 @@ class Interval:
         os._exit(0)  # whatever the other threads are waiting for
 
 
-def main(paths: list[str]) -> NoReturn:
+def main(seconds: float, paths: list[str]) -> NoReturn:
     """Report until the daemon is gone."""
-    interval, nvml, host = Interval(), NvmlThread(), HostReader(paths)
+    interval, nvml, host = Interval(seconds), NvmlThread(), HostReader(paths)
     started = time.monotonic()
     while True:
         begun, time_begun = clock.boottime(), clock.utc_now()
@@ -101,9 +100,10 @@ def main(paths: list[str]) -> NoReturn:
             os._exit(0)
         if reading["stale_library"] and time.monotonic() - started > ANEW_S:
             # The loader keeps the library it has. stdin and stdout, and with them the daemon's view of us, stay.
-            os.execv(sys.executable, [sys.executable, "-P", "-m", "server.system.collector", *paths])  # noqa: S606
+            again = ["-P", "-m", "server.system.collector", str(interval.seconds), *paths]
+            os.execv(sys.executable, [sys.executable, *again])  # noqa: S606
         interval.wait()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(float(sys.argv[1]), sys.argv[2:])

@@ -19,6 +19,7 @@ from server.system import clock
 
 logger = logging.getLogger(__name__)
 
+FIRST_INTERVAL_S = 10.0
 DEADLINE_S = 5.0
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 60.0
@@ -39,7 +40,7 @@ class Watcher:
         """
         self._command = list(command)
         self._on_line = on_line
-        self._interval_s = 10.0
+        self._interval_s = FIRST_INTERVAL_S
         self._stopping = threading.Event()
         self._woken, self._wake = os.pipe()
         self._thread = threading.Thread(target=self._run, name="watcher")
@@ -172,4 +173,4 @@ class Watcher:
 
 def collector_command(paths: Sequence[str]) -> list[str]:
     """Starts a collector that reports the free space at these paths."""
-    return [sys.executable, "-P", "-m", "server.system.collector", *paths]
+    return [sys.executable, "-P", "-m", "server.system.collector", str(FIRST_INTERVAL_S), *paths]

@@ -77,14 +77,15 @@ class Reconciler:
 
     def start(self) -> None:
         """Begin; adoption of what runs already is simply the first round."""
+        with self._runtime.database.read() as session:
+            unfinished = job_queries.unfinished_jobs(session)
+        self._leases.adopt(unfinished)
         with self._runtime.database.read() as session:  # a daemon may have died between row and record
             self._unrecorded.update(job_queries.newest_ended(session, RECORDS_LOOKED_AT))
             for job in job_queries.unfinished_jobs(session):
                 self._runtime.snapshots.put(job)  # answered from until the loop has recorded what became of it
                 if job.state in WAITING_JOB and self._runtime.job_dir(job.id).cancel.exists():
                     self._cancelled_by_file.append(job.id)
-            adopted = job_queries.unfinished_jobs(session)
-        self._leases.adopt(adopted)
         self._heed_files()
         self._thread.start()
 

@@ -229,6 +229,32 @@ def login(state: State = None) -> None:
         typer.echo(client.login_link())
 
 
+@app.command()
+def backup(
+    to: Annotated[Path, typer.Argument(help="directory to make; a daemon may run meanwhile")], state: State = None
+) -> None:
+    """Copy the database and the settings. Job directories and their outputs are files: back them up as such."""
+    from client.host import backup as run
+
+    run(state, to)
+
+
+@app.command()
+def rebuild(state: State = None) -> None:
+    """Make the database anew from the job directories, with the daemon stopped; running jobs go on."""
+    from client.host import rebuild as run
+
+    raise typer.Exit(run(state))
+
+
+@app.command()
+def doctor(state: State = None, as_json: Json = False) -> None:
+    """Examine host, database and worker environment: exit status 1 when something will not work."""
+    from client.host import doctor as run
+
+    raise typer.Exit(run(state, as_json))
+
+
 @checkpoint_app.callback()
 def checkpoint_group() -> None:
     """Checkpoints, without a daemon."""

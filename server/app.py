@@ -24,6 +24,7 @@ from server.db.engine import Database
 from server.db.migrate import upgrade
 from server.errors import StartupError, Unavailable
 from server.services.auth import Gate, read_or_make_token
+from server.services.rebuild import refuse_lost_database
 from server.services.reconciler import Reconciler
 from server.services.runtime import Runtime
 from server.settings import Settings, unknown_variables
@@ -70,9 +71,12 @@ def serve(settings: Settings) -> None:
     try:
         lock = _own(settings)
         listener = _listen(settings.host, settings.port)
+        settings.database.touch(mode=0o600)
         database = Database(settings.database)
         try:
             upgrade(database.engine)
+            settings.jobs_dir.mkdir(exist_ok=True)
+            refuse_lost_database(settings, database)
             _run(Runtime(settings, database), listener)
         finally:
             database.close()
@@ -101,7 +105,6 @@ def _own(settings: Settings) -> int:
 
 def _run(runtime: Runtime, listener: socket.socket) -> None:
     settings = runtime.settings
-    settings.jobs_dir.mkdir(exist_ok=True)
     gate = Gate(runtime, read_or_make_token(settings.token_file))
     port = listener.getsockname()[1]
     url = f"http://{_in_url(settings.host)}:{port}"

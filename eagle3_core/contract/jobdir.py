@@ -134,9 +134,21 @@ class JobDir:
         """Where outputs go when the parameters name no output directory."""
         return self.path / "artifacts"
 
+    @property
+    def attempts(self) -> Path:
+        """Holds one directory for each process life."""
+        return self.path / "attempts"
+
     def attempt(self, number: int) -> AttemptDir:
         """Paths of the given process life."""
-        return AttemptDir(self.path / "attempts" / str(number))
+        return AttemptDir(self.attempts / str(number))
+
+    def attempt_numbers(self) -> list[int]:
+        """The process lives there are directories of, in order."""
+        try:
+            return sorted(int(path.name) for path in self.attempts.iterdir() if path.name.isdecimal())
+        except FileNotFoundError:
+            return []
 
 
 def write_whole(path: Path, data: bytes, mode: int = 0o644) -> None:

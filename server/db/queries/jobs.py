@@ -75,6 +75,11 @@ def ids_named(session: Session, name: str) -> list[str]:
     return list(session.scalars(select(JobTable.id).where(JobTable.name == name).order_by(JobTable.number.desc())))
 
 
+def all_ids(session: Session) -> set[str]:
+    """Ids of all jobs."""
+    return set(session.scalars(select(JobTable.id)))
+
+
 def job_exists(session: Session, job_id: str) -> bool:
     """Whether there is such a job."""
     return session.scalar(select(JobTable.number).where(JobTable.id == job_id)) is not None

@@ -98,6 +98,15 @@ def _finish_at_file(_: StageContext, name: str) -> None:
         pause.wait(0.01)
 
 
+def _pulse(context: StageContext, seconds: float) -> None:
+    """Progress at a steady pace until it is stopped."""
+    step = 0
+    while not context.stop_requested.wait(seconds):
+        step += 1
+        context.events.write("progress", step=step, steps=100_000, epoch=0, epochs=1, loss=1.0 / step)
+    context.check_stop()
+
+
 def _until_stopped(context: StageContext, _: None) -> None:
     context.stop_requested.wait()
     context.check_stop()
@@ -176,6 +185,7 @@ WORDS: dict[str, Any] = {
     "nan": _nan,
     "raw": _raw,
     "stream": _stream,
+    "pulse": _pulse,
     "until_stopped": _until_stopped,
     "until_stopped_saving": _until_stopped_saving,
     "on_attempt": _on_attempt,

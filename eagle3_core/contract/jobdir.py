@@ -37,6 +37,8 @@ MAX_SECONDS_VARIABLE = "EYAS_MAX_SECONDS"
 MARKER_NAME = ".eyas-job"
 """File in an output directory that says which job it belongs to."""
 
+EVENTS_NAME = "events.jsonl"
+
 MAX_LINE_BYTES = 16 << 20
 """More than any event has; a longer line is damage."""
 
@@ -70,7 +72,7 @@ class AttemptDir:
     @property
     def events(self) -> Path:
         """What the stage reported."""
-        return self.path / "events.jsonl"
+        return self.path / EVENTS_NAME
 
     @property
     def stacks(self) -> Path:

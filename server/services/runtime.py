@@ -11,12 +11,13 @@ from server.settings import Settings
 
 @dataclass
 class Runtime:
-    """Settings, database, hot answers, and the bell that wakes the loop."""
+    """Settings, database, hot answers, the bell that wakes the loop, and whether an intent is what it woke for."""
 
     settings: Settings
     database: Database
     snapshots: Snapshots = field(default_factory=Snapshots)
     bell: threading.Event = field(default_factory=threading.Event)
+    intent: threading.Event = field(default_factory=threading.Event)
     record_lock: threading.Lock = field(default_factory=threading.Lock)
     stack_lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -26,4 +27,5 @@ class Runtime:
 
     def wake(self) -> None:
         """Tell the loop that an intent was written."""
+        self.intent.set()
         self.bell.set()

@@ -215,6 +215,29 @@ def stack(job_id: str, state: State = None) -> None:
 
 
 @app.command()
+def adopt(
+    pid: Annotated[int, typer.Option(min=1, help="process to watch")],
+    state: State = None,
+    log_file: Annotated[Path | None, typer.Option("--log", help="its log; default: the file its stdout is")] = None,
+    watch: Annotated[Path | None, typer.Option(help="directory whose checkpoints are judged")] = None,
+    progress: Annotated[str, typer.Option(help="format of the log; see `eyas stages`")] = "auto",
+    regex: Annotated[str | None, typer.Option(help="an expression with named groups instead")] = None,
+    name: Annotated[str | None, typer.Option(help="of the job; default: adopt")] = None,
+    as_json: Json = False,
+) -> None:
+    """Watch a process somebody started, to its end. It stays theirs: it is never signalled."""
+    params: dict[str, Any] = {"pid": pid, "progress": progress if regex is None else {"regex": regex}}
+    params |= {key: str(path.absolute()) for key, path in (("log", log_file), ("watch", watch)) if path is not None}
+    request: dict[str, Any] = {"stage": "adopt", "params": params}
+    with connected(state) as client:
+        [job] = client.submit(request if name is None else {**request, "name": name})
+    if as_json:
+        show_json(job)
+        return
+    typer.echo(f"{job['id']}  {job['name']}  {job['state']}")
+
+
+@app.command()
 def stages() -> None:
     """List the stages and their parameters, as Markdown."""
     from client.stages import markdown

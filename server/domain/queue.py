@@ -39,18 +39,23 @@ class Hold:
     job: Job
 
 
+SLOTLESS = frozenset({"adopt"})
+"""Stages that only watch: they take no slot and wait for none."""
+
 Decision = Start | Finish | Wait | Hold
 
 
 def decide(jobs: Sequence[Job], max_running: int, not_due: Mapping[str, str] | None = None) -> list[Decision]:
     """One decision for each queued or paused job, oldest first. `not_due`: id -> what its next attempt waits for."""
-    running = sum(job.state in LIVE_JOB for job in jobs)
+    running = sum(job.state in LIVE_JOB and job.stage not in SLOTLESS for job in jobs)
     decisions: list[Decision] = []
     for job in sorted(jobs, key=lambda job: job.number):
         if job.state not in WAITING_JOB:
             continue
         decision = _blocked(job, not_due or {})
-        if decision is None and running < max_running:
+        if decision is None and job.stage in SLOTLESS:
+            decision = Start(job)
+        elif decision is None and running < max_running:
             decision = Start(job)
             running += 1
         elif decision is None:

@@ -4,7 +4,7 @@ import logging
 import secrets
 from dataclasses import dataclass
 
-from eagle3_core.contract.params import TrainParams
+from eagle3_core.contract.params import AdoptParams, TrainParams
 from server.db.queries import events as event_queries
 from server.db.queries import jobs as job_queries
 from server.domain.ids import is_job_id
@@ -83,9 +83,10 @@ def ask_pause(runtime: Runtime, job_id: str, grace_s: float | None) -> Job:
 
     Raises:
         NotFound: there is none of that id.
-        Conflict: it has ended, or is cancelled.
+        Conflict: it has ended, or is cancelled, or its process is not ours to stop.
     """
-    load_job(runtime, job_id)
+    if load_job(runtime, job_id).stage == AdoptParams.stage:
+        raise Conflict(f"job {job_id} only watches a process that is not ours, which it never stops; cancel ends it")
     grace = runtime.settings.grace_s if grace_s is None else grace_s
     with runtime.database.write() as session:
         job_queries.ask_pause(session, job_id, grace, clock.utc_now())

@@ -12,10 +12,10 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from eagle3_core.contract.jobdir import AttemptDir, JobDir, complete_lines, read_json
+from eagle3_core.contract.signatures import END_BYTES
 from server.domain.advance import Observation
 from server.domain.job import Attempt
 from server.domain.outcome import End, ExitRecord
-from server.domain.signatures import END_BYTES
 from server.services.orders import policy_stop
 from server.system import clock, locks
 from server.system.process import Child, ProcessRecord, read_process

@@ -30,6 +30,7 @@ from server.errors import (
     ServiceError,
     Unavailable,
 )
+from server.services.adoption import complete
 from server.services.paths import PathRules, path_error, resolve
 from server.services.preflight import check_content
 from server.services.programs import refuse_foreign_programs
@@ -46,7 +47,7 @@ class JobRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     name: NameText | None = None
-    stage: str = Field(description="prepare, extract, train, validate, evaluate or external")
+    stage: str = Field(description="prepare, extract, train, validate, evaluate, external or adopt")
     params: dict[str, Any] = Field(
         description="the parameters of the stage",
         json_schema_extra={"anyOf": [params.model_json_schema() for params in STAGES.values()]},
@@ -166,6 +167,7 @@ def _draft(runtime: Runtime, request: JobRequest, pointer: str) -> _Draft:
         shown = _field_errors(error, params_class, f"{pointer}/params")
         raise Invalid.of(shown, error.error_count()) from None
     job_id = new_job_id()
+    params = complete(params, f"{pointer}/params")
     named = params.paths().get("output_dir")
     output_dir = runtime.job_dir(job_id).artifacts if named is None else resolve(named[1])
     return _Draft(job_id, request.name or request.stage, pointer, request.stage, params, request, output_dir)
@@ -257,7 +259,7 @@ def _check_paths(runtime: Runtime, drafts: Sequence[_Draft]) -> None:
             pointer = f"{draft.pointer}/params/{field}"
             if role == "input":
                 errors += path_error(pointer, rules.unreadable(path, coming))
-            else:
+            elif role == "output":
                 errors += path_error(pointer, rules.unwritable(path, claimed))
                 claimed[draft.output_dir] = f"{draft.name} in this chain"
     _refuse(errors)

@@ -30,6 +30,8 @@ class LineSplitter:
     def __init__(self) -> None:
         self._segment = b""
         self._shown: list[bytes] = []
+        self._returned = False
+        self._seen = b""
 
     def feed(self, data: bytes) -> Iterator[str]:
         """Lines that `data` completes."""
@@ -40,13 +42,18 @@ class LineSplitter:
         self._grow(rest)
 
     def shown(self) -> Iterator[str]:
-        """What carriage returns have ended of an unfinished line, so that a bar is seen while it grows."""
+        """What a screen shows by now of an unfinished line that carriage returns began anew: bars, while they grow."""
         shown, self._shown = self._shown, []
+        if self._returned and self._segment != self._seen:
+            self._seen = self._segment
+            shown.append(self._segment)
         yield from _texts(shown)
 
     def flush(self) -> Iterator[str]:
         """The line as far as it goes."""
-        shown, self._shown, self._segment = [*self._shown, self._segment], [], b""
+        rest = [] if self._segment == self._seen else [self._segment]
+        shown, self._shown, self._segment = [*self._shown, *rest], [], b""
+        self._returned, self._seen = False, b""
         yield from _texts(shown)
 
     def _grow(self, part: bytes) -> None:
@@ -54,6 +61,7 @@ class LineSplitter:
         if not returned:
             self._segment += part[: MAX_LINE - len(self._segment)]
             return
+        self._returned, self._seen = True, b""
         # Of a storm of bars only the end can matter; one that is cut at its front is passed over by its reader.
         segments = (self._segment + before if len(before) < MAX_LINE else before[-KEPT * MAX_LINE :]).split(b"\r")
         spoken = [segment[:MAX_LINE] for segment in segments if segment.strip()]

@@ -93,7 +93,7 @@ def _judge_weights(report: Report, directory: Path, previous: Path | None) -> No
         return
     check_values(report, weights)
     if previous is not None:
-        check_against_previous(report, directory, weights, previous, None)
+        check_against_previous(report, directory, weights, previous, None, frozenset())
 
 
 def _checkpoint_directory(report: Report, path: Path) -> Path | None:

@@ -1,12 +1,14 @@
 """Lines in the words most people print: `Epoch 1/5 step 120/768 loss 5.29 lr 3e-5`.
 
-A line counts when it names a loss and an epoch or a step. Epochs count from 1, unless one is called 0. Steps are taken
-for those of the whole run until they contradict the epochs (they began anew, or went faster than the epochs): from
-then on they are those of an epoch. A regular expression of the user's says the same beyond doubt.
+A line counts when it names a loss and an epoch or a step; so does a bar of tqdm that is called `Epoch 3`. Epochs count
+from 1, unless one is called 0. Steps are taken for those of the whole run until they contradict the epochs (they began
+anew, or went faster than the epochs): from then on they are those of an epoch. A regular expression of the user's says
+the same beyond doubt.
 """
 
 import re
 
+from worker.adapters.bars import find_bar
 from worker.adapters.reading import NUMBER, Reading
 
 _SEPARATOR = r"[\s:=#\[(]{1,3}"
@@ -31,22 +33,24 @@ class Plain:
         self._last: tuple[int, int] | None = None
 
     def read(self, line: str) -> Reading | None:
-        """A line with a loss and an epoch or a step."""
+        """A line with a loss and an epoch or a step, or the bar of an epoch."""
         loss, epoch, step = _LOSS.search(line), _EPOCH.search(line), _STEP.search(line)
-        if loss is None or (epoch is None and step is None):
+        bar = find_bar(line) if epoch is not None else None
+        if (loss is None and bar is None) or (epoch is None and step is None):
             return None
+        self._within_epoch |= bar is not None
         rate, accuracy, speed = _RATE.search(line), _ACCURACY.search(line), _SPEED.search(line)
         number, epochs = _numbers(epoch)
         if number == 0:
             self._first_epoch = 0
         index = None if number is None else max(0, number - self._first_epoch)
-        done, steps = self._of_the_run(index, epochs, *_numbers(step))
+        done, steps = self._of_the_run(index, epochs, *(_numbers(step) if bar is None else (bar.n, bar.total)))
         return Reading(
             step=done,
             steps=steps,
             epoch=index,
             epochs=epochs,
-            loss=float(loss[1]),
+            loss=None if loss is None else float(loss[1]),
             accuracy=None if accuracy is None else (float(accuracy[1]),),
             lr=None if rate is None else float(rate[1]),
             tokens_per_s=None if speed is None else float(speed[1]),

@@ -85,9 +85,11 @@ class LogFollower:
         Args:
             path: the file; it may appear later.
             offset: byte to begin at.
-            by_name: another file that takes the name is followed in its turn.
+            by_name: another file that takes the name is followed in its turn, but no link that does: it could lead
+                where nobody looked when the job was submitted.
         """
         self._path, self._offset, self._by_name = path, offset, by_name
+        self._flags = os.O_NOFOLLOW if by_name else 0
         self._fd: int | None = None
         self._lines = LineSplitter()
         self.skipped = 0
@@ -119,7 +121,7 @@ class LogFollower:
 
     def _open(self) -> bool:
         try:
-            self._fd = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            self._fd = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | self._flags)
         except OSError:
             return False
         return True

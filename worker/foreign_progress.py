@@ -62,9 +62,13 @@ class ForeignProgress:
     _told_at: float = -math.inf
     _phase: str | None = None
     _stride: int = 0
+    _stands_in: bool = False
 
     def take(self, reading: Reading) -> None:
         """Note what a line told."""
+        if self._stands_in and not reading.stand_in:
+            self._known, self._stride = _Known(), 0
+        self._stands_in = reading.stand_in
         known = self._known
         before = known.step
         if reading.epoch is not None and reading.epoch != known.epoch:
@@ -98,10 +102,8 @@ class ForeignProgress:
             return
         self._told_at, self._changed = time.monotonic(), False
         known = self._known
-        steps = known.steps or self.total_steps
         fields: dict[str, Any] = {name: value for name, value in vars(known).items() if value is not None}
-        if steps is not None:
-            fields["steps"] = steps
+        fields["steps"] = known.steps or self.total_steps
         self.context.events.write("progress", **fields)
         if self._values and known.step is not None:
             self.context.events.write("metric", step=known.step, values=self._values)

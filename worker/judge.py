@@ -59,7 +59,8 @@ class ChildJudge:
             judging, self._running = self._running, None
             judged = self._judged(judging)
         if self._running is None and self._waiting:
-            self._start(self._waiting.popleft())
+            self._start(self._waiting[0])
+            self._waiting.popleft()
         return judged
 
     def close(self) -> None:

@@ -242,6 +242,8 @@ def _progress(status: Status, event: ProgressEvent) -> dict[str, Any]:
     )
     if "loss" in event.model_fields_set and event.loss is None:
         changes["loss"] = None  # it was written, and was not finite
+    if "steps" in event.model_fields_set and event.steps is None:
+        changes["steps"] = None  # what was taken for them was something else
     changes["eta_s"] = event.eta_s
     if event.step is None:
         return changes

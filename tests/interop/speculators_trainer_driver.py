@@ -78,6 +78,7 @@ setup_root_logger()
 setup_metric_logger([], None, save_path)
 config = TrainerConfig(
     lr=1e-3,
+    optimizer="muon",
     num_epochs=EPOCHS,
     save_path=str(save_path),
     train_call_kwargs=call,

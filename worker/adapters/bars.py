@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from worker.adapters.reading import NUMBER, Reading
 
 _BAR = re.compile(
-    r"(?:^|(?<=[: ]))\s{0,3}(?P<percent>\d{1,3})%\|(?P<bar>[^|]{0,400})\|\s*(?P<n>\d+)/(?P<total>\d+)\s"
-    r"\[(?P<elapsed>[\d:]+)<(?P<left>[\d:]+|\?)(?:, *(?P<rate>[\d.]+|\?)(?P<unit>[A-Za-z ]{1,20}/s|s/[A-Za-z ]{1,20}))?"
+    r"(?:^|(?<=[: ]))\s{0,3}\d{1,3}%\|[^|]{0,400}\|\s*(?P<n>\d{1,15})/(?P<total>\d{1,15})\s"
+    r"\[[\d:]{1,20}<(?P<left>[\d:]{1,20}|\?)"
+    r"(?:, {0,4}(?:[\d.]{1,20}|\?)(?P<unit>[A-Za-z ]{1,20}/s|s/[A-Za-z ]{1,20}))?"
     r"(?P<rest>[^\]]{0,400})\]"
 )
 _LOSS = re.compile(rf"\bloss[=: ] ?({NUMBER})", re.IGNORECASE)

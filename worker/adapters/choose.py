@@ -1,6 +1,7 @@
 """The adapter for a `progress` parameter."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from eagle3_core.contract.params import Progress
 from worker.adapters.bars import Tqdm
@@ -35,7 +36,8 @@ class Auto:
             if (reading := one.read(line)) is not None:
                 self._chosen = one
                 return reading
-        return self._bars.read(line)
+        bar = self._bars.read(line)
+        return None if bar is None else replace(bar, stand_in=True)
 
 
 _BY_NAME: dict[str, Callable[[], Adapter]] = {

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import regex
 
-from worker.adapters.reading import Reading
+from worker.adapters.reading import Reading, whole
 
 LIMIT_S = 0.1
 """For one line; lines are 8 KiB at most."""
@@ -75,5 +75,4 @@ def _number(text: str | None) -> float | None:
 
 
 def _whole(numbers: dict[str, float], name: str) -> int | None:
-    value = numbers.get(name)
-    return int(value) if value is not None and 0 <= value < 1 << 53 else None
+    return whole(numbers.get(name))

@@ -12,7 +12,7 @@ import math
 import re
 
 from worker.adapters.bars import find_bar
-from worker.adapters.reading import Reading, pairs_of_dict, scalar, scalars
+from worker.adapters.reading import Reading, pairs_of_dict, scalar, scalars, whole
 
 _SPECFORGE = re.compile(r"(?:^|\] )step (\d{1,12}): (\{.*)")
 _TRAINER = re.compile(r"\{'(?:loss|eval_loss|train_runtime|eval_runtime)': .*'epoch': ")
@@ -77,6 +77,8 @@ class HfTrainer:
 
     def _metrics(self, pairs: dict[str, float | tuple[float, ...]]) -> Reading:
         at = scalar(pairs, "epoch") or 0.0
+        if whole(at) is None:
+            return Reading(values=scalars(pairs))
         epoch = max(0, math.ceil(at - 1e-9) - 1)
         epochs = None if self._epochs is None else max(self._epochs, epoch + 1)
         values = scalars(pairs)

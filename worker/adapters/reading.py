@@ -3,6 +3,7 @@
 line --Adapter.read--> Reading --ProgramProgress--> progress, metric, epoch, phase, warning
 """
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Protocol
@@ -24,6 +25,7 @@ class Reading:
         validation: metrics of the validation of `epoch`.
         epoch_over: this epoch has ended, its validation included.
         finished: the program says that its work is done.
+        stand_in: of a bar that may be about something else, such as loading: forgotten once the format is known.
     """
 
     step: int | None = None
@@ -41,6 +43,7 @@ class Reading:
     validation: dict[str, float] | None = None
     epoch_over: bool = False
     finished: bool = False
+    stand_in: bool = False
 
 
 class Adapter(Protocol):
@@ -50,8 +53,18 @@ class Adapter(Protocol):
         """What the line tells, or None when it is not of this format or not yet complete."""
 
 
-NUMBER = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf(?:inity)?)"
+_EXPONENT = r"(?:[eE][-+]?\d{1,5})?"
+NUMBER = rf"[-+]?(?:\d{{1,40}}(?:\.\d{{0,40}})?{_EXPONENT}|\.\d{{1,40}}{_EXPONENT}|nan|inf(?:inity)?)"
 """A number as programs print it, with NaN and infinities; match it ignoring case."""
+
+MAX_COUNT = 1 << 53
+"""More than any step; doubles hold what is below exactly."""
+
+
+def whole(value: float | None) -> int | None:
+    """A printed count as a number, or None for one that cannot be: negative, not finite, or beyond MAX_COUNT."""
+    return int(value) if value is not None and math.isfinite(value) and 0 <= value < MAX_COUNT else None
+
 
 _PAIR = re.compile(rf"'([\w/.-]{{1,80}})': (?:'?({NUMBER})'?|\[([^\]]{{0,2000}})\])(?=[,}}])", re.IGNORECASE)
 

@@ -13,12 +13,12 @@ Source: speculators/train/trainer.py and logger.py (FormatDictFilter) of the whe
 
 import re
 
-from worker.adapters.reading import NUMBER, Reading
+from worker.adapters.reading import NUMBER, Reading, whole
 
 _RECORD = re.compile(r"^(?:\[\d\d:\d\d:\d\d\]| {10})? ?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) ")
 _PAIR = re.compile(rf"(?<![\w/])([a-zA-Z_][\w/]{{0,80}})=({NUMBER})(?=,|\s|$)", re.IGNORECASE)
 _EPOCH = re.compile(r"(Training|Validation) epoch (\d{1,6})/(\d{1,6}) (started|completed)")
-_BAR = re.compile(r"Epoch \d+\s+\d+%.{0,200}?(\d+)/(\d+)\s+\[ ?\d+:\d\d:\d\d <")
+_BAR = re.compile(r"Epoch \d{1,6}\s+\d+%.{0,200}?(\d{1,15})/(\d{1,15})\s+\[ ?\d+:\d\d:\d\d <")
 _MAX_PAIRS = 500
 
 
@@ -55,19 +55,23 @@ class Speculators:
         train = {name.removeprefix("train/"): value for name, value in pairs.items() if name.startswith("train/")}
         rate = any(name == "lr" or name.startswith("lr/") for name in pairs)
         newer = any(name.startswith("profile/") for name in pairs)
-        if train and "epoch" in pairs and ("global_step" in pairs or (rate and not newer and "lr" in pairs)):
+        epoch = whole(pairs.get("epoch"))
+        if epoch is None:
+            return None
+        if train and ("global_step" in pairs or (rate and not newer and "lr" in pairs)):
             self._pairs = {}
-            return self._step(pairs, train)
+            return self._step(pairs, train, epoch)
         val = {name.removeprefix("val/"): value for name, value in pairs.items() if name.startswith("val/")}
-        if val and "epoch" in pairs:
+        if val:
             self._pairs = {}
             metrics = {name.removesuffix("_epoch"): value for name, value in val.items()}
-            return Reading(epoch=int(pairs["epoch"]), epochs=self._epochs, validation=metrics)
+            return Reading(epoch=epoch, epochs=self._epochs, validation=metrics)
         return None
 
-    def _step(self, pairs: dict[str, float], train: dict[str, float]) -> Reading:
-        self._done = int(pairs["global_step"]) + 1 if "global_step" in pairs else self._done + 1
-        self._epoch = int(pairs["epoch"])
+    def _step(self, pairs: dict[str, float], train: dict[str, float], epoch: int) -> Reading:
+        global_step = whole(pairs.get("global_step"))
+        self._done = self._done + 1 if global_step is None else global_step + 1
+        self._epoch = epoch
         rates = [value for name, value in pairs.items() if name == "lr" or name.startswith("lr/")]
         return Reading(
             step=self._done,
@@ -83,7 +87,7 @@ class Speculators:
         )
 
     def _message(self, what: str, number: int, epochs: int, manner: str) -> Reading:
-        self._epoch, self._epochs = number - 1, epochs
+        self._epoch, self._epochs = max(0, number - 1), epochs
         self._validates = what == "Validation" and manner == "started"
         if what == "Training" and manner == "started":
             self._epoch_began_at = self._done

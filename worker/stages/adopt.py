@@ -38,7 +38,9 @@ def run(context: StageContext) -> StageResult:
     assert isinstance(params, AdoptParams)
     if params.log is None or params.start_ticks is None or params.boot_id is None:
         raise BadInput("log, start_ticks and boot_id are filled in by the daemon when the job is submitted")
-    log = Path(params.log)
+    log = Path(params.log).resolve()
+    if log.is_dir():
+        raise BadInput(f"log {log} is a directory; name the file the process writes to")
     identity = ProcessIdentity(params.pid, params.start_ticks, params.boot_id)
     where = "nowhere for checkpoints" if params.watch is None else f"{params.watch} for checkpoints"
     context.report("process", f"{params.pid}; its log is {log}; watched: {where}", pid=params.pid, log=str(log))
@@ -78,7 +80,7 @@ def _outcome(context: StageContext, watcher: Watcher, log: Path) -> StageResult:
 
 def _end_of(log: Path) -> bytes:
     try:
-        with log.open("rb") as file:
+        with os.fdopen(os.open(log, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - END_BYTES))
             return file.read(END_BYTES)
     except OSError:

@@ -1,12 +1,14 @@
 """Foreign programs' output, as their own logging code prints it, read back."""
 
 import math
+import re
+import time
 
 import pytest
 
 from eagle3_core.contract.params import ExternalParams
 from worker.adapters.choose import choose_adapter
-from worker.adapters.reading import Reading
+from worker.adapters.reading import MAX_COUNT, Reading
 from worker.follow import LineSplitter
 
 SPECULATORS_09 = """\
@@ -133,7 +135,7 @@ def test_a_bar_an_epoch() -> None:
 def test_bars_count_until_something_better_is_seen() -> None:
     loading, mapping = "Loading: 100%|##| 8/8 [00:01<00:00, 8.0it/s]", "Map: 5%|#| 1/20 [00:01<00:19, 1it/s]"
     text = f"{loading}\nEpoch 1/5 step 120/768 loss 5.29\n{mapping}\n"
-    assert [(one.step, one.steps) for one in readings(text)] == [(8, 8), (120, 768)]
+    assert [(one.step, one.steps, one.stand_in) for one in readings(text)] == [(8, 8, True), (120, 768, False)]
 
 
 @pytest.mark.parametrize(
@@ -205,6 +207,39 @@ def test_progress_that_makes_no_sense(progress: object, words: str) -> None:
     with pytest.raises(ValueError, match=words) as refused:
         ExternalParams.model_validate({"argv": ["/bin/sh"], "progress": progress})
     assert "progress" in str(refused.value).splitlines()[1]
+
+
+@pytest.mark.parametrize("text", [SPECULATORS_09, SPECULATORS_03, SPECFORGE, HUGGING_FACE])
+@pytest.mark.parametrize("number", ["nan", "-inf", "9" * 400, "1e400", "-1", "0", "1e308", "4e-320", "9" * 12])
+def test_no_number_raises_or_becomes_a_count_that_cannot_be(text: str, number: str) -> None:
+    for progress in ("auto", "speculators", "specforge", "hf_trainer", "tqdm", "plain"):
+        for reading in readings(re.sub(r"\d[\d.e+-]*", number, text), progress):
+            for count in (reading.step, reading.steps, reading.epoch, reading.epochs):
+                assert count is None or 0 <= count < MAX_COUNT
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        "{'loss': 1, ",
+        "'a': [1, ",
+        "a=1",
+        "epoch ",
+        "9",
+        "9.",
+        "Epoch 1 1% ",
+        "1%|#",
+        "1%|#| 1/2 [",
+        "a/",
+        "loss ",
+        "\u2501",
+    ],
+)
+def test_fault_16_no_line_takes_long(unit: str) -> None:
+    line = (unit * 8192)[:8192]
+    began = time.process_time()
+    readings(line + "\n" + line + "!\n")
+    assert time.process_time() - began < 2.0
 
 
 @pytest.mark.parametrize("text", [SPECULATORS_09, SPECULATORS_03, SPECFORGE, HUGGING_FACE])

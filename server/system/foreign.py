@@ -6,6 +6,9 @@ from pathlib import Path
 from eagle3_core.contract.identity import boot_id, start_ticks
 from eagle3_core.contract.jobdir import JOB_ID_VARIABLE
 
+PF_KTHREAD = 0x0020_0000
+"""Flag of a process that is a thread of the kernel. Source: include/linux/sched.h."""
+
 
 @dataclass(frozen=True)
 class ForeignProcess:
@@ -29,19 +32,17 @@ def look_at(pid: int) -> ForeignProcess | None:
     """A live process, or None where there is none that can be seen from here."""
     place = Path(f"/proc/{pid}")
     ticks = start_ticks(pid)
-    try:
-        command = (place / "cmdline").read_bytes()
-    except OSError:
+    stat = _read(place / "stat")
+    if ticks is None or not stat:
         return None
-    if ticks is None:
-        return None
+    flags = int(stat[stat.rindex(b")") + 2 :].split()[6])
     mark = f"{JOB_ID_VARIABLE}=".encode()
     marks = [entry for entry in _read(place / "environ").split(b"\0") if entry.startswith(mark)]
     return ForeignProcess(
         ticks,
         boot_id(),
         marks[0].removeprefix(mark).decode(errors="replace") if marks else None,
-        kernel=not command,
+        kernel=bool(flags & PF_KTHREAD),
         stdout=_link(place / "fd/1"),
     )
 

@@ -313,6 +313,7 @@ def test_processes_that_cannot_be_adopted(daemon: Any, place: Path, start: Any) 
             ({"pid": gone.pid}, "pid", "there is no process"),
             ({"pid": stage}, "pid", f"belongs to job {ours['id']}"),
             ({"pid": daemon.pid}, "pid", "is this daemon"),
+            ({"pid": 2}, "pid", "thread of the kernel"),
             ({"pid": theirs.pid, "start_ticks": 5}, "pid", "another one by now"),
             ({"pid": hidden.pid}, "log", "name its log"),
             ({"pid": theirs.pid, "log": str(place / "absent.log")}, "log", "does not exist"),

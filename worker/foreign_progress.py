@@ -100,7 +100,6 @@ class ForeignProgress:
         """Write what has changed, once a second; `now` at the end."""
         if not self._changed or (not now and time.monotonic() - self._told_at < INTERVAL_S):
             return
-        self._told_at, self._changed = time.monotonic(), False
         known = self._known
         fields: dict[str, Any] = {name: value for name, value in vars(known).items() if value is not None}
         fields["steps"] = known.steps or self.total_steps
@@ -108,6 +107,7 @@ class ForeignProgress:
         if self._values and known.step is not None:
             self.context.events.write("metric", step=known.step, values=self._values)
         self._values = None
+        self._told_at, self._changed = time.monotonic(), False
 
     def end(self, succeeded: bool) -> None:
         """Write what is left; an epoch that a successful program ended with has ended too."""
@@ -147,7 +147,6 @@ class ForeignProgress:
         epoch = self._epoch
         if epoch is None or epoch.told:
             return
-        epoch.told = True
         now = time.monotonic()
         trained = now if epoch.trained is None else epoch.trained
         train: dict[str, Any] = {} if not epoch.count else {"loss": epoch.losses / epoch.count}
@@ -162,3 +161,4 @@ class ForeignProgress:
             train=train,
             val=epoch.validation,
         )
+        epoch.told = True

@@ -135,7 +135,7 @@ def _is_whole(path: Path, content: Content) -> bool:
     return True
 
 
-_NUMBER = re.compile(r"\d{1,12}")
+_NUMBER = re.compile(r"\d{1,6}")
 _STEP = re.compile(r"(?:checkpoint|step)[-_]?(\d{1,12})(?!\d)", re.IGNORECASE)
 _EPOCH = re.compile(r"epoch[-_]?(\d{1,9})(?!\d)", re.IGNORECASE)
 

@@ -42,6 +42,7 @@ def test_speculators_own_trainer_is_watched_like_ours(daemon: Any, python: Path,
     first = wait_for(lambda: (now := job())["step"] == 2 and now, LIMIT_S, "two steps")
     assert (first["epoch"], first["epochs"], first["steps"], first["phase"]) == (0, 3, None, "training")
     assert first["loss"] > 0 and first["lr"] > 0 and first["tokens_per_s"] > 0 and len(first["accuracy"]) == 2
+    assert "epoch 1 of 3, 2 steps, loss" in first["summary"]
     (gates / "0").touch()
     second = wait_for(lambda: (now := job())["step"] == 6 and now["last_checkpoint"] and now, LIMIT_S, "an epoch")
     assert (second["epoch"], second["epochs"], second["steps"]) == (1, 3, 12)

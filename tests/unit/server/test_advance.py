@@ -148,6 +148,9 @@ def test_the_queue_is_fair_and_says_why():
     assert decided[5] == Wait(jobs[0], "1 job runs at a time")
     assert decide([replace(RUNNING, number=9), queued(1)], 1) == [Wait(queued(1), "1 job runs at a time")]
     assert decide([replace(RUNNING, number=9), queued(1)], 2) == [Start(queued(1))]
+    watching = replace(queued(1), stage="adopt")  # takes no slot and waits for none
+    assert decide([replace(RUNNING, number=9), watching], 1) == [Start(watching)]
+    assert decide([replace(RUNNING, number=9, stage="adopt"), queued(1)], 1) == [Start(queued(1))]
 
 
 def test_summaries_are_for_people():

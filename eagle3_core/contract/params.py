@@ -72,7 +72,15 @@ def _optional_role(annotation: object) -> Role | None:
     return next((mark.role for mark in marks if isinstance(mark, PathRole)), None)
 
 
-class PrepareParams(StageParams):
+class VerifierParams(StageParams):
+    """Base of the stages that load a verifier, or its tokenizer, by transformers."""
+
+    allow_remote_code: bool = Field(
+        False, description="run Python code that lies in the verifier's directory; the daemon must allow it as well"
+    )
+
+
+class PrepareParams(VerifierParams):
     """Conversations -> token ids, loss mask, token counts and a draft vocabulary."""
 
     stage: ClassVar[str] = "prepare"
@@ -86,7 +94,7 @@ class PrepareParams(StageParams):
     max_seq_len: int = Field(2048, ge=8, description="tokens; longer rows are cut at the end")
 
 
-class ExtractParams(StageParams):
+class ExtractParams(VerifierParams):
     """Prepared rows -> a store of aux and last hidden states of the verifier."""
 
     stage: ClassVar[str] = "extract"
@@ -172,7 +180,7 @@ class ValidateParams(StageParams):
     output_dir: OutputPath | None = Field(None, description="default: the job's own artifacts directory")
 
 
-class EvaluateParams(StageParams):
+class EvaluateParams(VerifierParams):
     """Acceptance length of a drafter, by walk over hidden states and by real speculative decoding."""
 
     stage: ClassVar[str] = "evaluate"

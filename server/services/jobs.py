@@ -50,7 +50,7 @@ def load_job(runtime: Runtime, job_id: str) -> Job:
 
 def no_such_job(job_id: str) -> NotFound:
     """The answer to a wrong id."""
-    return NotFound(f"there is no job {job_id[:64]!r}")
+    return NotFound(f"there is no job {job_id!r}")
 
 
 def load_snapshot(runtime: Runtime, job_id: str) -> Snapshot:

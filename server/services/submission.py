@@ -35,6 +35,7 @@ from server.services.paths import PathRules, path_error, resolve
 from server.services.preflight import check_content
 from server.services.programs import refuse_foreign_programs
 from server.services.records import write_new
+from server.services.remote_code import refuse_remote_code
 from server.services.runtime import Runtime
 from server.system import clock
 
@@ -136,7 +137,9 @@ def _drafts(runtime: Runtime, request: JobRequest | ChainRequest) -> list[_Draft
     chain = isinstance(request, ChainRequest)
     requests = request.jobs if isinstance(request, ChainRequest) else [request]
     drafts = [_draft(runtime, one, f"/jobs/{place}" if chain else "") for place, one in enumerate(requests)]
-    refuse_foreign_programs(runtime.settings, [(f"{draft.pointer}/params", draft.params) for draft in drafts])
+    named = [(f"{draft.pointer}/params", draft.params) for draft in drafts]
+    refuse_foreign_programs(runtime.settings, named)
+    refuse_remote_code(runtime.settings, named)
     _refuse(_duplicate_names(drafts))
     drafts = _with_dependencies(runtime, drafts)
     _check_paths(runtime, drafts)

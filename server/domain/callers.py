@@ -26,7 +26,13 @@ class Scope(StrEnum):
 _ORDER = list(Scope)
 
 OWNER = "owner"
-"""Name of the token in the state directory; no other token may have it."""
+"""Name of the token in the state directory."""
+
+LOCAL = "local"
+"""Who puts a command file into a job directory."""
+
+RESERVED = frozenset({OWNER, LOCAL})
+"""Names no token may have."""
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,11 @@
 from functools import partial
 
 from server.db.queries import audit as audit_queries
-from server.domain.callers import AuditEntry, Caller
+from server.domain.callers import LOCAL, AuditEntry, Caller, Scope
 from server.services.runtime import Runtime
 from server.system import clock
+
+_LOCAL = Caller(LOCAL, Scope.ADMIN, "local")
 
 
 def note(
@@ -31,9 +33,14 @@ def note(
     runtime.background.put(partial(audit_queries.add, entry=entry, keep=runtime.settings.audit_rows))
 
 
+def note_local_cancel(runtime: Runtime, job_id: str) -> None:
+    """Have it stored that somebody on this host put a cancel into a job's directory."""
+    note(runtime, _LOCAL, None, "POST", "/jobs/{job_id}/cancel", job_id, 202)
+
+
 def read(runtime: Runtime, before: int | None, limit: int) -> tuple[list[AuditEntry], int | None]:
     """Entries, newest first, and where to read on; None at the end."""
-    runtime.background.flush()
+    runtime.background.try_flush()
     with runtime.database.read() as session:
         found = audit_queries.newest(session, before, limit)
     return [entry for _, entry in found], found[-1][0] if len(found) == limit else None

@@ -17,7 +17,7 @@ from typing import Literal
 
 from server.db.queries import sessions as session_queries
 from server.db.queries import tokens as token_queries
-from server.domain.callers import OWNER, Caller, Scope, Token
+from server.domain.callers import OWNER, RESERVED, Caller, Scope, Token
 from server.domain.failures import FailureLimit
 from server.errors import Conflict, NotFound, StartupError
 from server.services.runtime import Runtime
@@ -137,7 +137,7 @@ class Gate:
         now = clock.utc_now()
         token = Token(name, _hash(secret), scope, now, None if days is None else now + timedelta(days=days))
         with self._lock:
-            if name == OWNER or name in self._by_name:
+            if name in RESERVED or name in self._by_name:
                 raise Conflict(f"there is or was a token {name!r}; names are not used again, for the audit log's sake")
             with self._runtime.database.write() as session:
                 token_queries.add(session, token)
@@ -146,7 +146,7 @@ class Gate:
 
     def tokens(self) -> list[Token]:
         """Every token but the owner's, oldest first."""
-        self._runtime.background.flush()
+        self._runtime.background.try_flush()
         with self._runtime.database.read() as session:
             return token_queries.all_tokens(session)
 

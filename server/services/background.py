@@ -52,6 +52,10 @@ class BackgroundWriter:
                 for _ in batch:
                     self._waiting.popleft()
 
+    def try_flush(self) -> None:
+        """Store what waits, unless the database cannot be written."""
+        self._flushed(said=True)
+
     def stop(self) -> None:
         """Store what waits, and end."""
         self._stopping.set()

@@ -17,6 +17,7 @@ from server.services.records import write_record
 from server.services.runtime import Runtime
 from server.services.snapshots import Snapshot
 from server.system import clock
+from server.system.beneath import open_beneath
 
 logger = logging.getLogger(__name__)
 
@@ -151,10 +152,11 @@ def _intent_written(runtime: Runtime, job_id: str) -> Job:
 
 
 def read_log(runtime: Runtime, job_id: str, offset: int, limit: int, attempt: int | None) -> LogPart:
-    """Bytes of a log, from `offset`; of the newest attempt unless one is named.
+    """Bytes of a log, from `offset`, secrets overwritten; of the newest attempt unless one is named.
 
     Raises:
         NotFound: no such job, or no such attempt of it.
+        Conflict: somebody put a link in its place.
     """
     job = load_job(runtime, job_id)
     newest = 0 if job.attempt is None else job.attempt.number
@@ -163,13 +165,19 @@ def read_log(runtime: Runtime, job_id: str, offset: int, limit: int, attempt: in
     number = attempt or newest
     if number == 0:
         return LogPart(b"", offset, 0, 0)
+    margin = runtime.redactor.margin
     try:
-        with runtime.job_dir(job.id).attempt(number).log.open("rb") as file:
+        with open_beneath(runtime.settings.jobs_dir, runtime.job_dir(job.id).attempt(number).log) as file:
             size = file.seek(0, 2)
-            file.seek(min(offset, size))
-            data = file.read(limit)
+            begin = min(offset, size)
+            start = file.seek(max(0, begin - margin))
+            seen = file.read(begin - start + limit + margin if limit else 0)
     except FileNotFoundError:
         return LogPart(b"", offset, 0, number)
+    except OSError as error:
+        raise Conflict(f"the log of job {job.id} is not a file of its own any more: {error.strerror}") from error
+    # A secret may begin before these bytes, or end behind them.
+    data = runtime.redactor.data(seen)[begin - start :][:limit]
     return LogPart(data, offset + len(data), max(size, min(offset, size) + len(data)), number)
 
 

@@ -28,6 +28,7 @@ from server.domain.queue import Finish, Hold, Start, Wait, decide
 from server.domain.stall import StallLimits
 from server.domain.states import FINAL_JOB, LIVE_JOB, WAITING_JOB, AttemptState, JobState
 from server.errors import Unavailable
+from server.services import audit
 from server.services.backoff import Backoff
 from server.services.observer import NeverBegan, observe
 from server.services.orders import Orders, clear_orders, order_once
@@ -97,6 +98,7 @@ class Reconciler:
         for job_id in self._cancelled_by_file:
             with self._runtime.database.write() as session:
                 job_queries.ask_cancel(session, job_id, self._runtime.settings.grace_s, clock.utc_now())
+            audit.note_local_cancel(self._runtime, job_id)
         self._cancelled_by_file.clear()
 
     def stop(self) -> None:
@@ -330,6 +332,8 @@ class Reconciler:
             stored = job_queries.save(session, old, new, exit_record)
             if new.attempt is not None:
                 event_queries.record(session, new.id, new.attempt.number, events)
+        if new.cancel_asked_at is not None and old.cancel_asked_at is None:
+            audit.note_local_cancel(self._runtime, new.id)
         try:
             if old.state in LIVE_JOB and stored.state not in LIVE_JOB:
                 self._attempt_over(stored, seen)

@@ -243,10 +243,9 @@ def _cycle(drafts: Sequence[_Draft]) -> list[FieldError]:
 def _check_paths(runtime: Runtime, drafts: Sequence[_Draft]) -> None:
     rules = PathRules(runtime.settings)
     outside = [
-        fault
+        FieldError(f"{draft.pointer}/params/{field}", fault)
         for draft in drafts
-        for field, (_, path) in draft.params.paths().items()
-        for fault in path_error(f"{draft.pointer}/params/{field}", rules.outside(path))
+        for field, fault in rules.refused(draft.params)
     ]
     if outside:
         raise Forbidden(f"{outside[0].pointer}: {outside[0].message}", outside)

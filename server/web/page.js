@@ -20,6 +20,7 @@ function element(tag, className, text) {
 async function ask(path, options) {
   const answer = await fetch(path, options);
   if (answer.status === 401) throw new Error("signed out; run `eyas login` for a new link");
+  if (answer.status === 403) throw new Error((await answer.json()).detail);
   if (!answer.ok) throw new Error(`the daemon answered ${answer.status}`);
   return answer;
 }

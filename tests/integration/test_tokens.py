@@ -39,29 +39,33 @@ def of():
         yield lambda daemon, secret: clients.enter_context(EyasClient(daemon.client.url, secret))
 
 
-def status(daemon, method, path, secret=None, **headers):
-    if secret is not None:
-        headers["Authorization"] = f"Bearer {secret}"
-    return httpx.request(method, daemon.client.url + path, headers=headers, trust_env=False).status_code
+@pytest.fixture
+def ask():
+    """Sends a request with or without a token; one client for all, as each would load the certificates anew."""
+    with httpx.Client(trust_env=False) as http:
+
+        def send(daemon, method, path, secret=None):
+            headers = {} if secret is None else {"Authorization": f"Bearer {secret}"}
+            return http.request(method, daemon.client.url + path, headers=headers)
+
+        yield send
 
 
-def test_nothing_but_the_documented_open_routes_answers_without_credentials(daemon):
+def test_nothing_but_the_documented_open_routes_answers_without_credentials(daemon, ask):
     assert len(routes()) > 20
     for method, path in routes():
-        answered = status(daemon, method, path)
+        answered = ask(daemon, method, path).status_code
         assert answered == 401 if path not in OPEN_PATHS else (path, answered) in {("/healthz", 200), ("/login", 401)}
 
 
-def test_each_scope_reaches_what_it_is_for_and_no_more(daemon):
+def test_each_scope_reaches_what_it_is_for_and_no_more(daemon, ask):
     secrets = {scope: daemon.client.create_token(f"t-{scope}", scope)["token"] for scope in ("read", "submit", "admin")}
     rank = ["read", "submit", "admin"]
     for method, path in routes():
         needed = "read" if method == "GET" or path == "/login-links" else "submit"
         needed = "admin" if path.startswith(("/tokens", "/audit")) else needed
         for scope, secret in secrets.items():
-            answer = httpx.request(
-                method, daemon.client.url + path, headers={"Authorization": f"Bearer {secret}"}, trust_env=False
-            )
+            answer = ask(daemon, method, path, secret)
             refused = answer.status_code == 403
             assert refused == (rank.index(scope) < rank.index(needed)), (method, path, scope, answer.text)
             if refused:
@@ -87,7 +91,7 @@ def test_a_token_is_shown_once_and_kept_as_a_hash(daemon, of):
         assert caught.value.status == 409
 
 
-def test_a_revoked_token_ends_with_the_sessions_it_began(daemon, of):
+def test_a_revoked_token_ends_with_the_sessions_it_began(daemon, of, ask):
     secret = daemon.client.create_token("guest", "read")["token"]
     with httpx.Client(base_url=daemon.client.url, trust_env=False) as browser:
         assert browser.get(of(daemon, secret).login_link()).status_code == 303
@@ -97,12 +101,12 @@ def test_a_revoked_token_ends_with_the_sessions_it_began(daemon, of):
         assert (refused.status_code, "scope submit" in refused.json()["detail"]) == (403, True)
         assert daemon.client.revoke_token("guest")["state"] == "revoked"
         assert browser.get("/jobs").status_code == 401
-    assert status(daemon, "GET", "/jobs", secret) == 401
+    assert ask(daemon, "GET", "/jobs", secret).status_code == 401
 
 
-def test_an_expired_token_is_refused(daemon, wait_for):
+def test_an_expired_token_is_refused(daemon, wait_for, ask):
     secret = daemon.client.create_token("brief", "read", days=1 / 86_400)["token"]
-    wait_for(lambda: status(daemon, "GET", "/jobs", secret) == 401, what="the end of the token")
+    wait_for(lambda: ask(daemon, "GET", "/jobs", secret).status_code == 401, what="the end of the token")
     assert daemon.client.tokens()[0]["state"] == "expired"
 
 
@@ -160,7 +164,7 @@ def test_the_audit_log_says_who_did_what(daemon, of):
 
 def test_jobs_and_local_cancels_are_in_the_audit_log(shared):
     daemon, planned = shared
-    [one] = daemon.client.submit(planned(["sleep", 60]))
+    [one] = daemon.client.submit(planned(["until_stopped", None]))
     daemon.wait_state(one["id"], "running")
     order = daemon.state / "jobs" / one["id"] / "control" / "cancel.json"
     order.write_text('{"grace_s": 5}')

@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from eagle3_core.errors import BadData
+from eagle3_core.errors import BadData, BadInput
 from worker.context import StageContext, StageResult
 
 SLEEPER = [sys.executable, "-c", "import signal; signal.pause()"]
@@ -170,6 +170,10 @@ def _raise(_: StageContext, which: str) -> None:
     raise ERRORS[which]
 
 
+def _fail(_: StageContext, cause: str) -> None:
+    raise BadInput(cause)
+
+
 def _kill(_: StageContext, number: int) -> None:
     os.kill(os.getpid(), number)
     signal.pause()
@@ -197,6 +201,7 @@ WORDS: dict[str, Any] = {
     "until_file": _until_file,
     "child": _child,
     "raise": _raise,
+    "fail": _fail,
     "deadlocked_loader": _deadlocked_loader,
     "grab": _grab,
     "kill": _kill,

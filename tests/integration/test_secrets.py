@@ -68,9 +68,7 @@ def shown(daemon, job_ids):
             body = {"stage": "validate", "params": {"checkpoint": checkpoint}}
             answers.append(http.post("/jobs", headers=key, content=json.dumps(body)))
         answers.append(http.post("/jobs", headers={**key, "Origin": f"http://{CANARY}"}, content=b"{}"))
-    return [
-        f"{answer.status_code} {answer.headers.multi_items()}\n{answer.text}" for answer in answers
-    ]
+    return [f"{answer.status_code} {answer.headers.multi_items()}\n{answer.text}" for answer in answers]
 
 
 def test_fault_24_a_canary_secret_is_shown_nowhere(daemon, planned, tmp_path):

@@ -23,13 +23,13 @@ from server.api.access import AccessControl
 from server.api.context import AppContext
 from server.db.engine import Database
 from server.db.migrate import upgrade
-from server.domain.redaction import Redactor
+from server.domain.redaction import MIN_VALUE, Redactor
 from server.errors import StartupError, Unavailable
 from server.services.auth import Gate, read_or_make_token
 from server.services.rebuild import refuse_lost_database
 from server.services.reconciler import Reconciler
 from server.services.runtime import Runtime
-from server.settings import Settings, secret_values, unknown_variables
+from server.settings import Settings, secret_values, unknown_variables, unprotected_variables
 from server.system import locks
 from server.system.connections import GuardedProtocol
 from server.system.logs import set_up_logging
@@ -196,6 +196,7 @@ def _announce(settings: Settings, url: str, gate: Gate) -> None:
     ]
     if not is_loopback(settings.host):
         lines.append(f"warning: {settings.host} can be reached from other hosts, and the connection is not encrypted")
-    lines += [f"warning: {text}" for text in unknown_variables()]
+    warnings = unknown_variables() + unprotected_variables(settings.secret_variables, MIN_VALUE)
+    lines += [f"warning: {text}" for text in warnings]
     sys.stdout.write("\n".join(lines) + "\n")
     sys.stdout.flush()

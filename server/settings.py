@@ -129,6 +129,16 @@ def secret_values(named: tuple[str, ...] = ()) -> list[str]:
     return found
 
 
+def unprotected_variables(named: tuple[str, ...], shortest: int) -> list[str]:
+    """One warning for each variable named as secret whose value cannot be recognised."""
+    values = {name: os.environ.get(name) for name in named}
+    return [
+        f"{name} in EYAS_SECRET_VARIABLES is " + ("not set" if value is None else f"shorter than {shortest} characters")
+        for name, value in values.items()
+        if value is None or len(value) < shortest
+    ]
+
+
 def _is_path(value: str) -> bool:
     """Whether a value only says where a secret lies."""
     return value.startswith("/") and Path(value).exists()

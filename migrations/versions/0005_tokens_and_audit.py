@@ -10,7 +10,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Create the tables; sessions of before came from the owner's token."""
+    """Create the tables; browser sessions of before have ended: nobody knows what token they came from."""
     op.create_table(
         "api_tokens",
         sa.Column("name", sa.String(length=64), nullable=False),

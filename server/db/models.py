@@ -157,7 +157,7 @@ class LoginSessionTable(Base):
     key_hash: Mapped[str] = mapped_column(String(64), primary_key=True)
     created_at: Mapped[datetime]
     expires_at: Mapped[datetime] = mapped_column(index=True)
-    token: Mapped[str | None] = mapped_column(String(64))
+    token: Mapped[str | None] = mapped_column(String(64))  # None: of before tokens had names; such a session has ended
 
 
 class TokenTable(Base):

@@ -24,6 +24,9 @@ from server.services.runtime import Runtime
 from server.system import clock
 
 TOKEN_PREFIX = "eyas_"  # noqa: S105 - what every secret begins with, so that scanners know it
+OWNER_KEY_DIGITS = 40
+"""Of the hash of the owner's token, by which the sessions it began are known: another token in the file ends them."""
+
 USED_EVERY = timedelta(minutes=1)
 
 _OWNER = Caller(OWNER, Scope.ADMIN)
@@ -57,8 +60,9 @@ class Gate:
     def __init__(self, runtime: Runtime, owner_token: str) -> None:
         self._runtime = runtime
         self._owner_hash = _hash(owner_token)
+        self._owner_key = f"{OWNER}/{self._owner_hash[:OWNER_KEY_DIGITS]}"  # no name of a token holds a slash
         self._lock = threading.Lock()
-        self._codes: dict[str, tuple[datetime, str | None]] = {}
+        self._codes: dict[str, tuple[datetime, str]] = {}
         self._noted: dict[str, datetime] = {}
         self._failures = FailureLimit()
         with runtime.database.write() as session:
@@ -92,10 +96,10 @@ class Gate:
         now = clock.utc_now()
         if end is None or now >= end:
             return None
-        if name is None:
+        if name == self._owner_key:
             return replace(_OWNER, via="session")
-        token = self._by_name.get(name)
-        return Caller(name, token.scope, "session") if token is not None and token.is_good(now) else None
+        token = None if name is None else self._by_name.get(name)
+        return Caller(token.name, token.scope, "session") if token and token.is_good(now) else None
 
     def may_fail(self, peer: str | None) -> bool:
         """Count a failed attempt of an address; False when there were too many."""
@@ -106,7 +110,7 @@ class Gate:
         """A code for a login link with the scope of this caller: used once, within minutes."""
         code = secrets.token_urlsafe(24)
         now = clock.utc_now()
-        name = None if caller.name == OWNER else caller.name
+        name = self._owner_key if caller.name == OWNER else caller.name
         with self._lock:
             self._codes = {known: value for known, value in self._codes.items() if value[0] > now}
             self._codes[_hash(code)] = (now + timedelta(minutes=self._runtime.settings.login_minutes), name)
@@ -117,7 +121,7 @@ class Gate:
         now = clock.utc_now()
         with self._lock:
             end, name = self._codes.pop(_hash(code), (None, None))
-        if end is None or now >= end:
+        if end is None or name is None or now >= end:
             return None
         cookie = secrets.token_urlsafe(32)
         expires = now + timedelta(hours=self._runtime.settings.session_hours)

@@ -8,8 +8,8 @@ from sqlalchemy.orm import Session
 from server.db.models import LoginSessionTable
 
 
-def add(session: Session, key_hash: str, token: str | None, now: datetime, expires_at: datetime) -> None:
-    """Store a session that a login link of this token began; None is the owner's."""
+def add(session: Session, key_hash: str, token: str, now: datetime, expires_at: datetime) -> None:
+    """Store a session that a login link of this token began."""
     values = {"key_hash": key_hash, "token": token, "created_at": now, "expires_at": expires_at}
     session.execute(insert(LoginSessionTable).values(values))
 

@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from server.domain.redaction import Redactor
-from server.settings import secret_values
+from server.settings import secret_values, unprotected_variables
 from server.system.logs import LineFormatter
 
 HF = "hf_" + "Ab3" * 11
@@ -90,6 +90,15 @@ def test_which_variables_are_secret(monkeypatch, tmp_path):
     expected = {"tok-value-1", "key-value-1", "pass-value-1", "proxy%2Fvalue", "proxy/value", "odd-value"}
     assert expected <= set(found)
     assert not {"false-value", "512000000", str(tmp_path), "plain-value"} & set(found)
+
+
+def test_a_variable_that_cannot_be_protected_is_told(monkeypatch):
+    monkeypatch.setenv("LONG_ONE", "long-enough")
+    monkeypatch.setenv("SHORT_ONE", "short")
+    assert unprotected_variables(("LONG_ONE", "SHORT_ONE", "NO_SUCH_ONE"), 8) == [
+        "SHORT_ONE in EYAS_SECRET_VARIABLES is shorter than 8 characters",
+        "NO_SUCH_ONE in EYAS_SECRET_VARIABLES is not set",
+    ]
 
 
 def test_a_log_line_is_one_line_without_secrets():

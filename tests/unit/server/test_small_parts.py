@@ -101,6 +101,7 @@ def test_codes_and_sessions_end(tmp_path, monkeypatch):
     assert gate.redeem(code) is None
     assert gate.caller_of_cookie(cookie)
     assert Gate(runtime, "token").caller_of_cookie(cookie)
+    assert not Gate(runtime, "another token").caller_of_cookie(cookie)
     assert cookie.encode() not in (tmp_path / "eyas.db").read_bytes() + (tmp_path / "eyas.db-wal").read_bytes()
     now = clock.utc_now()
     monkeypatch.setattr(auth.clock, "utc_now", lambda: now + timedelta(minutes=11))

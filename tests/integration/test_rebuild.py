@@ -7,6 +7,8 @@ import subprocess
 
 import pytest
 
+from client.http import EyasClient
+
 
 def eyas(daemon, *arguments):
     command = daemon.command(*arguments)
@@ -67,6 +69,7 @@ def test_every_job_is_the_same_after_a_rebuild(many, tmp_path, wait_for):
     daemon, jobs = many
     wait_for(lambda: "attempt_failed" in json.dumps(daemon.client.job(jobs["due later"])))
     before = views(daemon, jobs.values())
+    token = daemon.client.create_token("colleague", "read", None)["token"]
     answer = eyas(daemon, "rebuild", "--state", str(daemon.state))
     assert (answer.returncode, "stop it first" in answer.stderr) == (1, True)
     daemon.kill()
@@ -77,6 +80,8 @@ def test_every_job_is_the_same_after_a_rebuild(many, tmp_path, wait_for):
     daemon.start()
     wait_for(lambda: daemon.client.job(jobs["running"])["health"] == "ok")
     after = views(daemon, jobs.values())
+    with EyasClient(daemon.client.url, token) as colleague:
+        assert colleague.job(jobs["done"])["state"] == "succeeded"
     for name in ("running", "paused", "due later"):  # time goes on for them, and a start is known to the moment only
         for moving in ("started_at", "elapsed_s", "last_event_at", "last_seq", "summary"):
             assert after[jobs[name]][0].pop(moving) is not None

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from server.db.models import AttemptTable, DependencyTable, JobTable
 from server.domain.job import Attempt, Job
 
-NOT_IN_DIRECTORIES: tuple[str, ...] = ("login_sessions",)
+NOT_IN_DIRECTORIES: tuple[str, ...] = ("login_sessions", "api_tokens", "audit_log")
 """Tables whose rows no job directory can give back."""
 
 

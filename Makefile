@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STATE  ?=
 
-.PHONY: setup check test gpu interop slow chaos serve demo migrate clean
+.PHONY: setup check test gpu interop slow chaos bench-idle serve demo clean
 .DEFAULT_GOAL := test
 
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -35,6 +35,9 @@ interop: setup  ## against the peers' own code, in a venv of their own
 
 chaos: setup  ## 200 rounds of kills, lost answers and clock jumps; the last line is JSON
 	$(BIN)/python -m tests.chaos $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SEED),--seed $(SEED))
+
+bench-idle: setup  ## what the daemon takes idle and with 20 running jobs; the last line is JSON
+	$(BIN)/python -m benchmarks.idle
 
 serve: setup  ## start the daemon: make serve STATE=DIR
 	$(BIN)/eyas serve $(if $(STATE),--state $(STATE))

@@ -236,6 +236,22 @@ class EyasClient:
         """An address that signs a browser in, once."""
         return cast("str", self._json("POST", "/login-links")["url"])
 
+    def create_token(self, name: str, scope: str, days: float | None = None) -> dict[str, Any]:
+        """A new token, with its secret, which is told this once; needs the scope admin."""
+        return self._json("POST", "/tokens", {"name": name, "scope": scope, "days": days})
+
+    def tokens(self) -> list[dict[str, Any]]:
+        """Every token but the owner's, without secrets."""
+        return cast("list[dict[str, Any]]", self._json("GET", "/tokens")["tokens"])
+
+    def revoke_token(self, name: str) -> dict[str, Any]:
+        """Have a token, and the browser sessions it began, accepted no more."""
+        return self._json("DELETE", f"/tokens/{name}")
+
+    def audit(self, limit: int = 100, cursor: int | None = None) -> dict[str, Any]:
+        """Who wrote what and who was refused, newest first: {"entries", "next_cursor"}."""
+        return self._json("GET", f"/audit?limit={limit}" + ("" if cursor is None else f"&cursor={cursor}"))
+
     def health(self) -> dict[str, Any]:
         """Whether the daemon works."""
         return self._json("GET", "/healthz")

@@ -5,9 +5,12 @@ Each field is also a variable with the prefix EYAS_, for instance EYAS_PORT. Lis
 
 import difflib
 import os
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
+from urllib.parse import unquote, urlsplit
 
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -53,6 +56,12 @@ class Settings(BaseSettings):
     )
     session_hours: float = Field(12.0, gt=0, description="life of a browser session")
     login_minutes: float = Field(10.0, gt=0, description="life of a login link")
+    external_scope: Literal["admin", "submit"] = Field("admin", description="what a token needs for `external` jobs")
+    allow_remote_code: bool = Field(False, description="jobs may ask to run code that a verifier's directory brings")
+    secret_variables: tuple[str, ...] = Field(
+        (), description="further environment variables whose values are never shown, besides those named like a secret"
+    )
+    audit_rows: int = Field(100_000, ge=100, description="entries of the audit log; of refused attempts a tenth of it")
 
     @field_validator("state", mode="after")
     @classmethod
@@ -111,6 +120,47 @@ def unknown_variables() -> list[str]:
             near = difflib.get_close_matches(name, known, n=1)
             warnings.append(f"{name} is not a setting" + (f"; did you mean {near[0]}?" if near else ""))
     return warnings
+
+
+_SECRET_NAME = re.compile(
+    r"TOKEN(?![A-Z])|SECRET|PASSW|PASSPHRASE|APIKEY|CREDENTIAL|(?:^|_)(?:KEY|PASS|PAT)(?:_|$)", re.IGNORECASE
+)
+
+
+def secret_values(named: tuple[str, ...] = ()) -> list[str]:
+    """What must not be shown of the environment: values of variables that are named like a secret, or in `named`, and
+    passwords in URLs. Jobs inherit them, and may print them.
+    """
+    found = []
+    for name, value in os.environ.items():
+        if name in named or (_SECRET_NAME.search(name) and not _is_path(value)):
+            found.append(value)
+        elif "://" in value and "@" in value:
+            found += _passwords(value)
+    return found
+
+
+def unprotected_variables(named: tuple[str, ...], shortest: int) -> list[str]:
+    """One warning for each variable named as secret whose value cannot be recognised."""
+    values = {name: os.environ.get(name) for name in named}
+    return [
+        f"{name} in EYAS_SECRET_VARIABLES is " + ("not set" if value is None else f"shorter than {shortest} characters")
+        for name, value in values.items()
+        if value is None or len(value) < shortest
+    ]
+
+
+def _is_path(value: str) -> bool:
+    """Whether a value only says where a secret lies."""
+    return value.startswith("/") and Path(value).exists()
+
+
+def _passwords(url: str) -> list[str]:
+    try:
+        password = urlsplit(url).password
+    except ValueError:
+        return []
+    return [] if password is None else [password, unquote(password)]
 
 
 def worker_environment(

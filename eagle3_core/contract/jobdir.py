@@ -39,6 +39,8 @@ MAX_SECONDS_VARIABLE = "EYAS_MAX_SECONDS"
 MARKER_NAME = ".eyas-job"
 """File in an output directory that says which job it belongs to."""
 
+EVENTS_NAME = "events.jsonl"
+
 MAX_LINE_BYTES = 16 << 20
 """More than any event has; a longer line is damage."""
 
@@ -77,7 +79,7 @@ class AttemptDir:
     @property
     def events(self) -> Path:
         """What the stage reported."""
-        return self.path / "events.jsonl"
+        return self.path / EVENTS_NAME
 
     @property
     def stacks(self) -> Path:
@@ -146,9 +148,21 @@ class JobDir:
         """Where outputs go when the parameters name no output directory."""
         return self.path / "artifacts"
 
+    @property
+    def attempts(self) -> Path:
+        """Holds one directory for each process life."""
+        return self.path / "attempts"
+
     def attempt(self, number: int) -> AttemptDir:
         """Paths of the given process life."""
-        return AttemptDir(self.path / "attempts" / str(number))
+        return AttemptDir(self.attempts / str(number))
+
+    def attempt_numbers(self) -> list[int]:
+        """The process lives there are directories of, in order."""
+        try:
+            return sorted(int(path.name) for path in self.attempts.iterdir() if path.name.isdecimal())
+        except FileNotFoundError:
+            return []
 
 
 def write_whole(path: Path, data: bytes, mode: int = 0o644) -> None:

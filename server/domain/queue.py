@@ -83,6 +83,9 @@ class Hold:
     job: Job
 
 
+SLOTLESS = frozenset({"adopt"})
+"""Stages that only watch: they take no slot and wait for none."""
+
 Decision = Start | Finish | Wait | Hold
 
 
@@ -98,7 +101,8 @@ def decide(jobs: Sequence[Job], host: Host, not_due: Mapping[str, str] | None = 
     decisions: list[Decision] = []
     for job in sorted(jobs, key=lambda job: (-job.priority, job.number)):
         if job.state in WAITING_JOB:
-            decisions.append(_blocked(job, not_due or {}) or room.admit(job))
+            watches = Start(job) if job.stage in SLOTLESS else None
+            decisions.append(_blocked(job, not_due or {}) or watches or room.admit(job))
     return decisions
 
 
@@ -123,7 +127,7 @@ class _Room:
 
     def __init__(self, jobs: Sequence[Job], host: Host) -> None:
         self._host = host
-        live = [job for job in jobs if job.state in LIVE_JOB]
+        live = [job for job in jobs if job.state in LIVE_JOB and job.stage not in SLOTLESS]
         self._places = host.max_running - sum(job.attempt is None or not job.attempt.gpus for job in live)
         self._cpus = host.cpus - sum(job.resources.cpus or 0 for job in live)
         self._ram = host.ram_bytes - sum(_ram(job.resources) for job in live)

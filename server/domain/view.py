@@ -165,6 +165,8 @@ def _where(job: Job) -> list[str]:
         parts.append(f"epoch {s.epoch + 1} of {s.epochs}")
     if s.step is not None and s.steps:
         parts.append(f"{s.step} of {s.steps} {s.unit or 'steps'} ({100 * s.step // s.steps} %)")
+    elif s.step is not None:
+        parts.append(f"{s.step} {s.unit or 'steps'}")
     if s.loss is not None:
         parts.append(f"loss {s.loss:.4g}")
     if s.tokens_per_s is not None:

@@ -1,6 +1,7 @@
 """The loop: the only one who starts and signals processes, and who moves jobs.
 
-    bell or tick -> load (unfinished jobs, only after an intent or an end) -> for each live attempt:
+    bell or tick -> load (unfinished jobs, only after an intent or an end) -> for each live attempt whose files have
+                    changed, that starts or stops, and once a second for each:
                         act: order a stop, look at directory and processes    (no database)
                         apply: rows, events and offset in one transaction     (guarded by the state they were loaded in)
                  -> for each queued or paused job: start, finish, hold or wait
@@ -17,7 +18,7 @@ from typing import Any
 
 from eagle3_core.contract.events import Event
 from eagle3_core.contract.exits import Reason
-from eagle3_core.contract.jobdir import JOB_ID_VARIABLE
+from eagle3_core.contract.jobdir import EVENTS_NAME, JOB_ID_VARIABLE, JobDir
 from server.db.queries import events as event_queries
 from server.db.queries import jobs as job_queries
 from server.domain.advance import STALLED, Observation, advance, conclude, finish, stop_asked
@@ -28,6 +29,7 @@ from server.domain.resources import GpuRef, environment_of
 from server.domain.stall import StallLimits
 from server.domain.states import FINAL_JOB, LIVE_JOB, WAITING_JOB, AttemptState, JobState
 from server.errors import Unavailable
+from server.services import audit
 from server.services.backoff import Backoff
 from server.services.leases import Leases, write_resources
 from server.services.observer import NeverBegan, observe
@@ -38,14 +40,20 @@ from server.services.runtime import Runtime
 from server.settings import worker_environment
 from server.system import clock, locks, process
 from server.system.process import Child, ProcessRecord
+from server.system.watch import Watch
 
 logger = logging.getLogger(__name__)
 
-IDLE_S = 0.5
-RUNNING_S = 0.2
+LOOK_S = 1.0
+"""Seconds between looks at a running job whose files have not changed: at its processes, its pace, its limits."""
+BLIND_LOOK_S = 0.2
 MOVING_S = 0.03
+CALM_S = 0.02
+"""Seconds between rounds, however fast events come."""
 RECORDS_LOOKED_AT = 100
 REWORDED_S = 5.0
+
+_MOVING = frozenset({JobState.STARTING, JobState.STOPPING})
 
 assert JOB_ID_VARIABLE.startswith("EYAS_")  # or worker_environment would hand an outer job's mark on
 
@@ -74,6 +82,10 @@ class Reconciler:
         self._reworded: dict[str, float] = {}
         self._reload = True
         self._again = False
+        self._watch = Watch(runtime.bell.set, EVENTS_NAME)
+        self._watched: dict[str, int] = {}
+        self._unseen: set[str] = set()
+        self._looked = 0.0
 
     def start(self) -> None:
         """Begin; adoption of what runs already is simply the first round."""
@@ -94,6 +106,7 @@ class Reconciler:
         for job_id in self._cancelled_by_file:
             with self._runtime.database.write() as session:
                 job_queries.ask_cancel(session, job_id, self._runtime.settings.grace_s, clock.utc_now())
+            audit.note_local_cancel(self._runtime, job_id)
         self._cancelled_by_file.clear()
 
     def stop(self) -> None:
@@ -101,6 +114,7 @@ class Reconciler:
         self._stopping.set()
         self._runtime.wake()
         self._thread.join()
+        self._watch.close()
 
     @property
     def alive(self) -> bool:
@@ -110,11 +124,15 @@ class Reconciler:
     def _run(self) -> None:
         try:
             while not self._stopping.is_set():
-                if self._runtime.bell.is_set():
-                    self._runtime.bell.clear()
+                began = clock.boottime()
+                self._runtime.bell.clear()
+                if self._runtime.intent.is_set():
+                    self._runtime.intent.clear()
                     self._reload = True
                 self._one_round()
-                self._runtime.bell.wait(self._pause())
+                if not self._again:
+                    self._runtime.bell.wait(self._pause())
+                    self._stopping.wait(max(0.0, began + CALM_S - clock.boottime()))
         finally:
             if not self._stopping.is_set():
                 self._on_death()
@@ -131,25 +149,34 @@ class Reconciler:
             self._reload, self._again = True, False
 
     def _pause(self) -> float:
-        states = {job.state for job in self._jobs.values()}
-        if self._again:
-            return 0.0
-        if states & {JobState.STARTING, JobState.STOPPING}:
+        if any(job.state in _MOVING for job in self._jobs.values()):
             return MOVING_S
-        return RUNNING_S if JobState.RUNNING in states else IDLE_S
+        return max(0.0, self._looked + self._look_s - clock.boottime())
+
+    @property
+    def _look_s(self) -> float:
+        return BLIND_LOOK_S if self._watch.blind else LOOK_S
 
     def round(self) -> None:
-        """One turn over all unfinished jobs."""
+        """One turn over the unfinished jobs."""
         self._again = False
         self._leaving = [child for child in self._leaving if child.exit_code() is None]
         self._record_ends()
+        new = self._reload
         if self._reload:
             self._load()
+        self._unseen |= self._watch.changed()
+        everything = clock.boottime() >= self._looked + self._look_s
+        if everything:
+            self._looked = clock.boottime()
         for job in [job for job in self._jobs.values() if job.state in LIVE_JOB]:
-            self._guarded(job, self._attend)
+            if everything or job.state in _MOVING or job.id in self._unseen or job.id not in self._watched:
+                self._guarded(job, self._attend)
         if self._reload:  # an end may have freed a slot or what depends on it
+            new = True
             self._load()
-        self._decide()
+        if new or everything:
+            self._decide()
 
     def _decide(self) -> None:
         """Start, finish, hold or leave waiting what has no process."""
@@ -220,6 +247,7 @@ class Reconciler:
         """Look at a live job, act on its intents, store what is new."""
         assert job.attempt is not None
         directory = self._runtime.job_dir(job.id)
+        self._watch_over(job, directory)
         self._orders.write(job, directory, self._stop_by_policy(job))
         try:
             seen, record = observe(directory, job.attempt, self._children.get(job.id))
@@ -230,11 +258,21 @@ class Reconciler:
             self._stop_unsupervised(job, record)
         new, events = advance(job, seen, self._runtime.settings.quiet_after_s, self._stall)
         self._again |= seen.more
+        if not seen.more:
+            self._unseen.discard(job.id)
         if new.health == STALLED and job.health != STALLED:
             logger.warning("job %s (%s) has stalled in the phase %s", job.id, job.name, new.status.phase)
             order_once(directory.stack, f"stalled-{seen.boottime_s:.0f}")
         if new != job:
             self._apply(job, new, events, seen)
+
+    def _watch_over(self, job: Job, directory: JobDir) -> None:
+        assert job.attempt is not None
+        if self._watched.get(job.id) != job.attempt.number:
+            path = directory.attempt(job.attempt.number).path
+            if path.is_dir():
+                self._watch.add(job.id, path)
+                self._watched[job.id] = job.attempt.number
 
     def _begin_again(self, job: Job) -> None:
         """A daemon died between storing the attempt and starting it."""
@@ -332,6 +370,8 @@ class Reconciler:
             stored = job_queries.save(session, old, new, exit_record)
             if new.attempt is not None:
                 event_queries.record(session, new.id, new.attempt.number, events)
+        if new.cancel_asked_at is not None and old.cancel_asked_at is None:
+            audit.note_local_cancel(self._runtime, new.id)
         try:
             if old.state in LIVE_JOB and stored.state not in LIVE_JOB:
                 self._attempt_over(stored, seen)
@@ -363,6 +403,9 @@ class Reconciler:
 
     def _attempt_over(self, job: Job, seen: Observation | None) -> None:
         self._reload = self._again = True
+        self._watch.remove(job.id)
+        self._watched.pop(job.id, None)
+        self._unseen.discard(job.id)
         if seen is not None and seen.end is not None and seen.end.exit is None:
             process.kill_marked(job.id)  # nobody else is left to clear up
         self._terminated.pop(job.id, None)

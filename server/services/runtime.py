@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 
 from eagle3_core.contract.jobdir import JobDir
 from server.db.engine import Database
+from server.domain.redaction import Redactor
+from server.services.background import BackgroundWriter
 from server.services.hardware import Hardware
 from server.services.snapshots import Snapshots
 from server.settings import Settings
@@ -12,18 +14,25 @@ from server.settings import Settings
 
 @dataclass
 class Runtime:
-    """Settings, database, hot answers, the bell that wakes the loop, and what is known of GPUs and host."""
+    """Settings, database, what is secret, hot answers, writes that may wait, the bell that wakes the loop, whether an
+    intent is what it woke for, and what is known of GPUs and host.
+    """
 
     settings: Settings
     database: Database
-    snapshots: Snapshots = field(default_factory=Snapshots)
+    redactor: Redactor = field(default_factory=Redactor)
+    snapshots: Snapshots = field(init=False)
+    background: BackgroundWriter = field(init=False)
     bell: threading.Event = field(default_factory=threading.Event)
+    intent: threading.Event = field(default_factory=threading.Event)
     record_lock: threading.Lock = field(default_factory=threading.Lock)
     stack_lock: threading.Lock = field(default_factory=threading.Lock)
     hardware: Hardware = field(init=False)
 
     def __post_init__(self) -> None:
         self.hardware = Hardware(self.settings, self.wake)
+        self.snapshots = Snapshots(redactor=self.redactor)
+        self.background = BackgroundWriter(self.database)
 
     def job_dir(self, job_id: str) -> JobDir:
         """The directory of a job; the id was checked before."""
@@ -31,4 +40,5 @@ class Runtime:
 
     def wake(self) -> None:
         """Tell the loop that an intent was written."""
+        self.intent.set()
         self.bell.set()

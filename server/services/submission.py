@@ -31,10 +31,12 @@ from server.errors import (
     ServiceError,
     Unavailable,
 )
+from server.services.adoption import complete
 from server.services.paths import PathRules, path_error, resolve
 from server.services.preflight import check_content
 from server.services.programs import refuse_foreign_programs
 from server.services.records import write_new
+from server.services.remote_code import refuse_remote_code
 from server.services.runtime import Runtime
 from server.services.settling import settle
 from server.system import clock
@@ -48,7 +50,7 @@ class JobRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     name: NameText | None = None
-    stage: str = Field(description="prepare, extract, train, validate, evaluate or external")
+    stage: str = Field(description="prepare, extract, train, validate, evaluate, external or adopt")
     params: dict[str, Any] = Field(
         description="the parameters of the stage",
         json_schema_extra={"anyOf": [params.model_json_schema() for params in STAGES.values()]},
@@ -140,7 +142,9 @@ def _drafts(runtime: Runtime, request: JobRequest | ChainRequest) -> list[_Draft
     chain = isinstance(request, ChainRequest)
     requests = request.jobs if isinstance(request, ChainRequest) else [request]
     drafts = [_draft(runtime, one, f"/jobs/{place}" if chain else "") for place, one in enumerate(requests)]
-    refuse_foreign_programs(runtime.settings, [(f"{draft.pointer}/params", draft.params) for draft in drafts])
+    named = [(f"{draft.pointer}/params", draft.params) for draft in drafts]
+    refuse_foreign_programs(runtime.settings, named)
+    refuse_remote_code(runtime.settings, named)
     _refuse(_duplicate_names(drafts))
     drafts = _with_dependencies(runtime, drafts)
     _check_paths(runtime, drafts)
@@ -175,6 +179,7 @@ def _draft(runtime: Runtime, request: JobRequest, pointer: str) -> _Draft:
         shown = _field_errors(error, params_class, f"{pointer}/params")
         raise Invalid.of(shown, error.error_count()) from None
     job_id = new_job_id()
+    params = complete(params, f"{pointer}/params")
     named = params.paths().get("output_dir")
     output_dir = runtime.job_dir(job_id).artifacts if named is None else resolve(named[1])
     return _Draft(job_id, request.name or request.stage, pointer, request.stage, params, request, output_dir)
@@ -247,10 +252,9 @@ def _cycle(drafts: Sequence[_Draft]) -> list[FieldError]:
 def _check_paths(runtime: Runtime, drafts: Sequence[_Draft]) -> None:
     rules = PathRules(runtime.settings)
     outside = [
-        fault
+        FieldError(f"{draft.pointer}/params/{field}", fault)
         for draft in drafts
-        for field, (_, path) in draft.params.paths().items()
-        for fault in path_error(f"{draft.pointer}/params/{field}", rules.outside(path))
+        for field, fault in rules.refused(draft.params)
     ]
     if outside:
         raise Forbidden(f"{outside[0].pointer}: {outside[0].message}", outside)
@@ -266,7 +270,7 @@ def _check_paths(runtime: Runtime, drafts: Sequence[_Draft]) -> None:
             pointer = f"{draft.pointer}/params/{field}"
             if role == "input":
                 errors += path_error(pointer, rules.unreadable(path, coming))
-            else:
+            elif role == "output":
                 errors += path_error(pointer, rules.unwritable(path, claimed))
                 claimed[draft.output_dir] = f"{draft.name} in this chain"
     _refuse(errors)

@@ -20,6 +20,7 @@ function element(tag, className, text) {
 async function ask(path, options) {
   const answer = await fetch(path, options);
   if (answer.status === 401) throw new Error("signed out; run `eyas login` for a new link");
+  if (answer.status === 403) throw new Error((await answer.json()).detail);
   if (!answer.ok) throw new Error(`the daemon answered ${answer.status}`);
   return answer;
 }
@@ -145,8 +146,8 @@ function showJob(job) {
   byId("cancel").hidden = !LIVE.has(job.state);
   pairs(byId("facts"), [
     ["Phase", job.state === "succeeded" ? null : job.phase],
-    ["Epoch", job.epoch === null ? null : `${job.epoch + 1} of ${job.epochs}`],
-    [job.unit && job.unit !== "steps" ? `Progress (${job.unit})` : "Step", job.steps ? `${job.step} of ${job.steps}` : null],
+    ["Epoch", job.epoch === null ? null : `${job.epoch + 1}${job.epochs ? ` of ${job.epochs}` : ""}`],
+    [job.unit && job.unit !== "steps" ? `Progress (${job.unit})` : "Step", job.steps ? `${job.step} of ${job.steps}` : job.step],
     ["Loss", number(job.loss)],
     ["Accuracy by step", job.accuracy ? job.accuracy.map((one) => number(one, 3) ?? "–").join(", ") : null],
     ["Learning rate", number(job.lr, 3)],

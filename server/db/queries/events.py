@@ -1,13 +1,16 @@
 """Events and the checkpoints they tell of."""
 
 from collections.abc import Iterator, Sequence
+from typing import cast
 
-from sqlalchemy import insert, select
+from sqlalchemy import Table, insert, select
 from sqlalchemy.orm import Session
 
 from eagle3_core.contract.events import CheckpointEvent, Event, VerdictEvent
 from server.db.models import CheckpointTable, EventTable
 from server.domain.job import Checkpoint
+
+_INSERT = insert(cast("Table", EventTable.__table__))
 
 
 def record(session: Session, job_id: str, attempt: int, events: Sequence[tuple[Event, str]]) -> None:
@@ -18,7 +21,7 @@ def record(session: Session, job_id: str, attempt: int, events: Sequence[tuple[E
         {"job_id": job_id, "seq": event.seq, "attempt": attempt, "type": event.type, "body": text}
         for event, text in events
     ]
-    session.execute(insert(EventTable), rows)
+    session.execute(_INSERT, rows)
     for event, _ in events:
         if isinstance(event, CheckpointEvent | VerdictEvent):
             _note_checkpoint(session, job_id, event)

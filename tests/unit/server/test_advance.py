@@ -153,6 +153,11 @@ def test_the_queue_is_fair_and_says_why():
     assert decide([replace(RUNNING, number=9), queued(1)], Host(max_running=2)) == [
         Start(replace(queued(1), resources=Resources(gpus=0)))
     ]
+    watching = replace(queued(1), stage="adopt")  # takes no slot and waits for none
+    assert decide([replace(RUNNING, number=9), watching], Host(max_running=1)) == [Start(watching)]
+    assert decide([replace(RUNNING, number=9, stage="adopt"), queued(1)], Host(max_running=1)) == [
+        Start(replace(queued(1), resources=Resources(gpus=0)))
+    ]
 
 
 def test_summaries_are_for_people():

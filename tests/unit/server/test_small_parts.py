@@ -105,16 +105,17 @@ def test_codes_and_sessions_end(tmp_path, monkeypatch):
     cookie = gate.redeem(code)
     assert cookie is not None
     assert gate.redeem(code) is None
-    assert gate.is_session(cookie)
-    assert Gate(runtime, "token").is_session(cookie)
+    assert gate.caller_of_cookie(cookie)
+    assert Gate(runtime, "token").caller_of_cookie(cookie)
+    assert not Gate(runtime, "another token").caller_of_cookie(cookie)
     assert cookie.encode() not in (tmp_path / "eyas.db").read_bytes() + (tmp_path / "eyas.db-wal").read_bytes()
     now = clock.utc_now()
     monkeypatch.setattr(auth.clock, "utc_now", lambda: now + timedelta(minutes=11))
     assert gate.redeem(late) is None
-    assert gate.is_session(cookie)
+    assert gate.caller_of_cookie(cookie)
     monkeypatch.setattr(auth.clock, "utc_now", lambda: now + timedelta(hours=13))
-    assert not gate.is_session(cookie)
-    assert not Gate(runtime, "token").is_session(cookie)
+    assert not gate.caller_of_cookie(cookie)
+    assert not Gate(runtime, "token").caller_of_cookie(cookie)
     database.close()
 
 

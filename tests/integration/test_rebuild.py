@@ -86,6 +86,8 @@ def test_every_job_is_the_same_after_a_rebuild(many, tmp_path, wait_for):
         for moving in ("started_at", "elapsed_s", "last_event_at", "last_seq", "summary"):
             assert after[jobs[name]][0].pop(moving) is not None
             before[jobs[name]][0].pop(moving)
+    for found in (before, after):
+        assert "another attempt is due at" in found[jobs["due later"]][0].pop("waiting")
     begun = len(before[jobs["running"]][1])
     assert after[jobs["running"]][1][:begun] == before[jobs["running"]][1]
     before[jobs["running"]][1][:] = after[jobs["running"]][1]

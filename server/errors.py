@@ -2,7 +2,8 @@
 
 ServiceError                what a client is told, as problem+json
 |- Unauthorized       401
-|- Forbidden          403   outside the roots, a foreign Host or Origin
+|- TooManyFailures    429   an address that has failed to sign in too often
+|- Forbidden          403   outside the roots, a foreign Host or Origin, a scope that does not reach
 |- NotFound           404
 |- Conflict           409
 |- TooLarge           413
@@ -37,6 +38,7 @@ class ServiceError(Exception):
     status: ClassVar[int] = 500
     kind: ClassVar[str] = "internal"
     title: ClassVar[str] = "Internal error"
+    headers: ClassVar[dict[str, str]] = {}
 
     def __init__(self, detail: str, errors: Sequence[FieldError] = ()) -> None:
         super().__init__(detail)
@@ -50,6 +52,16 @@ class Unauthorized(ServiceError):
     status = 401
     kind = "unauthorized"
     title = "Not signed in"
+    headers: ClassVar[dict[str, str]] = {"WWW-Authenticate": 'Bearer realm="eyas"'}
+
+
+class TooManyFailures(ServiceError):
+    """Another wrong token or login link from an address that has sent too many; a right one is always accepted."""
+
+    status = 429
+    kind = "too-many-failures"
+    title = "Too many failed attempts"
+    headers: ClassVar[dict[str, str]] = {"Retry-After": "2"}
 
 
 class Forbidden(ServiceError):

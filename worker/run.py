@@ -45,6 +45,7 @@ STAGE_MODULES: dict[str, str] = {
     "validate": "worker.stages.validate",
     "evaluate": "worker.stages.evaluate",
     "external": "worker.stages.external",
+    "adopt": "worker.stages.adopt",
 }
 """Where each kind of work is; only the wanted one is imported."""
 

@@ -54,11 +54,11 @@ class ReportEvent(_Event):
 
 
 class ProgressEvent(_Event):
-    """How far the stage is. `step` of `steps`; the rest where the stage knows it."""
+    """How far the stage is: `step` of `steps`, and the rest, where the stage knows it."""
 
     type: Literal["progress"]
-    step: int
-    steps: int
+    step: int | None = None
+    steps: int | None = None
     epoch: int | None = None
     epochs: int | None = None
     loss: float | None = None
@@ -90,12 +90,12 @@ class EpochEvent(_Event):
 
 
 class CheckpointEvent(_Event):
-    """A checkpoint directory is complete on disk."""
+    """A checkpoint directory is complete on disk. A foreign one may not tell its epoch and step."""
 
     type: Literal["checkpoint"]
     path: str
-    epoch: Count
-    step: Count
+    epoch: Count | None = None
+    step: Count | None = None
     bytes: Count
 
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from pydantic import BaseModel
 
 from eagle3_core.contract.exits import REASON_OF_EXIT, ExitCode, Reason
+from eagle3_core.contract.signatures import find_signature
 from server.domain.progress import Status
-from server.domain.signatures import find_signature
 from server.domain.states import AttemptState, Trigger
 
 _RAISED_BY_ITSELF = frozenset({"SIGABRT", "SIGBUS"})

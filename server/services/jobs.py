@@ -4,7 +4,7 @@ import logging
 import secrets
 from dataclasses import dataclass, replace
 
-from eagle3_core.contract.params import TrainParams
+from eagle3_core.contract.params import AdoptParams, TrainParams
 from server.db.queries import events as event_queries
 from server.db.queries import jobs as job_queries
 from server.domain.ids import is_job_id
@@ -17,6 +17,7 @@ from server.services.records import write_record
 from server.services.runtime import Runtime
 from server.services.snapshots import Snapshot
 from server.system import clock
+from server.system.beneath import open_beneath
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ def load_job(runtime: Runtime, job_id: str) -> Job:
 
 def no_such_job(job_id: str) -> NotFound:
     """The answer to a wrong id."""
-    return NotFound(f"there is no job {job_id[:64]!r}")
+    return NotFound(f"there is no job {job_id!r}")
 
 
 def load_snapshot(runtime: Runtime, job_id: str) -> Snapshot:
@@ -104,9 +105,10 @@ def ask_pause(runtime: Runtime, job_id: str, grace_s: float | None) -> Job:
 
     Raises:
         NotFound: there is none of that id.
-        Conflict: it has ended, or is cancelled.
+        Conflict: it has ended, or is cancelled, or its process is not ours to stop.
     """
-    load_job(runtime, job_id)
+    if load_job(runtime, job_id).stage == AdoptParams.stage:
+        raise Conflict(f"job {job_id} only watches a process that is not ours, which it never stops; cancel ends it")
     grace = runtime.settings.grace_s if grace_s is None else grace_s
     with runtime.database.write() as session:
         job_queries.ask_pause(session, job_id, grace, clock.utc_now())
@@ -171,10 +173,11 @@ def _intent_written(runtime: Runtime, job_id: str) -> Job:
 
 
 def read_log(runtime: Runtime, job_id: str, offset: int, limit: int, attempt: int | None) -> LogPart:
-    """Bytes of a log, from `offset`; of the newest attempt unless one is named.
+    """Bytes of a log, from `offset`, secrets overwritten; of the newest attempt unless one is named.
 
     Raises:
         NotFound: no such job, or no such attempt of it.
+        Conflict: somebody put a link in its place.
     """
     job = load_job(runtime, job_id)
     newest = 0 if job.attempt is None else job.attempt.number
@@ -183,13 +186,19 @@ def read_log(runtime: Runtime, job_id: str, offset: int, limit: int, attempt: in
     number = attempt or newest
     if number == 0:
         return LogPart(b"", offset, 0, 0)
+    margin = runtime.redactor.margin
     try:
-        with runtime.job_dir(job.id).attempt(number).log.open("rb") as file:
+        with open_beneath(runtime.settings.jobs_dir, runtime.job_dir(job.id).attempt(number).log) as file:
             size = file.seek(0, 2)
-            file.seek(min(offset, size))
-            data = file.read(limit)
+            begin = min(offset, size)
+            start = file.seek(max(0, begin - margin))
+            seen = file.read(begin - start + limit + margin if limit else 0)
     except FileNotFoundError:
         return LogPart(b"", offset, 0, number)
+    except OSError as error:
+        raise Conflict(f"the log of job {job.id} is not a file of its own any more: {error.strerror}") from error
+    # A secret may begin before these bytes, or end behind them.
+    data = runtime.redactor.data(seen)[begin - start :][:limit]
     return LogPart(data, offset + len(data), max(size, min(offset, size) + len(data)), number)
 
 

@@ -1,6 +1,7 @@
 """The loop: the only one who starts and signals processes, and who moves jobs.
 
-    bell or tick -> load (unfinished jobs, only after an intent or an end) -> for each live attempt:
+    bell or tick -> load (unfinished jobs, only after an intent or an end) -> for each live attempt whose files have
+                    changed, that starts or stops, and once a second for each:
                         act: order a stop, look at directory and processes    (no database)
                         apply: rows, events and offset in one transaction     (guarded by the state they were loaded in)
                  -> for each queued or paused job: start, finish, hold or wait
@@ -18,17 +19,20 @@ from typing import Any
 
 from eagle3_core.contract.events import Event
 from eagle3_core.contract.exits import Reason
-from eagle3_core.contract.jobdir import JOB_ID_VARIABLE, is_full
+from eagle3_core.contract.jobdir import EVENTS_NAME, JOB_ID_VARIABLE, JobDir, is_full
 from server.db.queries import events as event_queries
 from server.db.queries import jobs as job_queries
 from server.domain.advance import STALLED, Observation, advance, conclude, finish, stop_asked
 from server.domain.job import CANCEL, PAUSE, Job
 from server.domain.outcome import End, ExitRecord
-from server.domain.queue import Finish, Hold, Start, Wait, decide, ready
+from server.domain.queue import Finish, Hold, Host, Start, Wait, decide, ready
+from server.domain.resources import GpuRef, environment_of
 from server.domain.stall import StallLimits
 from server.domain.states import FINAL_JOB, LIVE_JOB, WAITING_JOB, AttemptState, JobState
 from server.errors import Unavailable
+from server.services import audit
 from server.services.backoff import Backoff
+from server.services.leases import Leases, write_resources
 from server.services.observer import NeverBegan, observe
 from server.services.orders import Orders, clear_orders, order_once
 from server.services.paths import PathRules
@@ -37,16 +41,23 @@ from server.services.runtime import Runtime
 from server.settings import worker_environment
 from server.system import clock, locks, process
 from server.system.process import Child, ProcessRecord
+from server.system.watch import Watch
 
 logger = logging.getLogger(__name__)
 
-IDLE_S = 0.5
-RUNNING_S = 0.2
+LOOK_S = 1.0
+"""Seconds between looks at a running job whose files have not changed: at its processes, its pace, its limits."""
+BLIND_LOOK_S = 0.2
 MOVING_S = 0.03
 AGAIN_S = 1.0
 """Between two tries to start an attempt that found the disk full."""
 
+CALM_S = 0.02
+"""Seconds between rounds, however fast events come."""
 RECORDS_LOOKED_AT = 100
+REWORDED_S = 5.0
+
+_MOVING = frozenset({JobState.STARTING, JobState.STOPPING})
 
 assert JOB_ID_VARIABLE.startswith("EYAS_")  # or worker_environment would hand an outer job's mark on
 
@@ -65,17 +76,26 @@ class Reconciler:
         self._tried: dict[str, float] = {}
         self._terminated: dict[str, float] = {}
         self._orders = Orders(runtime.settings)
+        self._leases = Leases(runtime)
         settings = runtime.settings
         self._stall = StallLimits(settings.stall_factor, settings.stall_after_s, settings.stall_silent_after_s)
         self._backoff = Backoff()
         self._unrecorded: set[str] = set()
         self._trouble: str | None = None
         self._troubles: dict[str, str] = {}
+        self._reworded: dict[str, float] = {}
         self._reload = True
         self._again = False
+        self._watch = Watch(runtime.bell.set, EVENTS_NAME)
+        self._watched: dict[str, int] = {}
+        self._unseen: set[str] = set()
+        self._looked = 0.0
 
     def start(self) -> None:
         """Begin; adoption of what runs already is simply the first round."""
+        with self._runtime.database.read() as session:
+            unfinished = job_queries.unfinished_jobs(session)
+        self._leases.adopt(unfinished)
         with self._runtime.database.read() as session:  # a daemon may have died between row and record
             self._unrecorded.update(job_queries.newest_ended(session, RECORDS_LOOKED_AT))
             for job in job_queries.unfinished_jobs(session):
@@ -87,6 +107,7 @@ class Reconciler:
     def _cancelled_by_file(self, job_id: str) -> None:
         """A cancel that was written by hand while the daemon was away, of a job that had no process then."""
         self._runtime.unstored_cancels.setdefault(job_id, (self._runtime.settings.grace_s, True))
+        audit.note_local_cancel(self._runtime, job_id)
 
     def _store_cancels(self) -> None:
         """Cancels that only a file holds so far."""
@@ -101,6 +122,7 @@ class Reconciler:
         self._stopping.set()
         self._runtime.wake()
         self._thread.join()
+        self._watch.close()
 
     @property
     def alive(self) -> bool:
@@ -110,11 +132,15 @@ class Reconciler:
     def _run(self) -> None:
         try:
             while not self._stopping.is_set():
-                if self._runtime.bell.is_set():
-                    self._runtime.bell.clear()
+                began = clock.boottime()
+                self._runtime.bell.clear()
+                if self._runtime.intent.is_set():
+                    self._runtime.intent.clear()
                     self._reload = True
                 self._one_round()
-                self._runtime.bell.wait(self._pause())
+                if not self._again:
+                    self._runtime.bell.wait(self._pause())
+                    self._stopping.wait(max(0.0, began + CALM_S - clock.boottime()))
         finally:
             if not self._stopping.is_set():
                 self._on_death()
@@ -131,36 +157,47 @@ class Reconciler:
             self._reload, self._again = True, False
 
     def _pause(self) -> float:
-        states = {job.state for job in self._jobs.values()}
-        if self._again:
-            return 0.0
-        if states & {JobState.STARTING, JobState.STOPPING}:
+        if any(job.state in _MOVING for job in self._jobs.values()):
             return MOVING_S
-        return RUNNING_S if JobState.RUNNING in states else IDLE_S
+        return max(0.0, self._looked + self._look_s - clock.boottime())
+
+    @property
+    def _look_s(self) -> float:
+        return BLIND_LOOK_S if self._watch.blind else LOOK_S
 
     def round(self) -> None:
-        """One turn over all unfinished jobs."""
+        """One turn over the unfinished jobs."""
         self._again = False
         self._leaving = [child for child in self._leaving if child.exit_code() is None]
         self._record_ends()
         self._store_cancels()
+        new = self._reload
         if self._reload:
             self._load()
+        self._unseen |= self._watch.changed()
+        everything = clock.boottime() >= self._looked + self._look_s
+        if everything:
+            self._looked = clock.boottime()
         for job in [job for job in self._jobs.values() if job.state in LIVE_JOB]:
-            self._guarded(job, self._attend)
+            if everything or job.state in _MOVING or job.id in self._unseen or job.id not in self._watched:
+                self._guarded(job, self._attend)
         if self._reload:  # an end may have freed a slot or what depends on it
+            new = True
             self._load()
-        self._decide()
+        if new or everything:
+            self._decide()
 
     def _decide(self) -> None:
         """Start, finish, hold or leave waiting what has no process."""
         jobs = list(self._jobs.values())
-        not_due = self._backoff.not_due(jobs)
+        if self._leases.release(self._jobs):
+            self._runtime.hardware.look_now()
+        not_due = self._backoff.not_due(jobs) | self._leases.ending(self._jobs)
         not_due |= self._runtime.space.waiting([job for job in ready(jobs) if job.id not in not_due], jobs)
-        for decision in decide(jobs, self._runtime.settings.max_running, not_due):
+        for decision in decide(jobs, self._host(jobs), not_due):
             match decision:
-                case Start(job):
-                    self._guarded(job, self._launch)
+                case Start(job, gpus):
+                    self._guarded(job, partial(self._launch, gpus=gpus))
                 case Finish(job, why):
                     ended = conclude(replace(job, state=job.derived_state), why, clock.utc_now())
                     self._guarded(job, partial(self._apply, new=ended))
@@ -169,14 +206,36 @@ class Reconciler:
                 case Wait(job, waiting):
                     self._wait(job, JobState.QUEUED, waiting)
 
+    def _host(self, jobs: Sequence[Job]) -> Host:
+        """What the queue may give out."""
+        hardware = self._runtime.hardware
+        live = [job for job in jobs if job.state in LIVE_JOB]
+        hardware.follow(live, any(job.state == JobState.QUEUED for job in jobs))
+        return Host(
+            self._runtime.settings.max_running,
+            hardware.cpus,
+            hardware.ram_bytes,
+            hardware.gpus(self._leases.holders),
+            hardware.not_fresh(),
+            self._leases.holders,
+        )
+
     def _wait(self, job: Job, state: JobState, waiting: str | None) -> None:
         new = replace(job, state=state, waiting=waiting)
-        if new != job:
-            self._guarded(job, partial(self._apply, new=new))
+        if new == job:
+            return
+        # Sizes and seconds in a reason change all the time, and each change of it is a write.
+        same = new.state == job.state and _without_digits(waiting) == _without_digits(job.waiting)
+        if same and clock.boottime() < self._reworded.get(job.id, 0.0):
+            return
+        self._reworded[job.id] = clock.boottime() + REWORDED_S
+        self._guarded(job, partial(self._apply, new=new))
 
     def _load(self) -> None:
         with self._runtime.database.read() as session:
             self._jobs = {job.id: job for job in job_queries.unfinished_jobs(session)}
+        self._leases.load()
+        self._reworded = {job_id: at for job_id, at in self._reworded.items() if job_id in self._jobs}
         self._reload = False
 
     def _guarded(self, job: Job, step: Callable[[Job], None]) -> None:
@@ -198,6 +257,7 @@ class Reconciler:
         """Look at a live job, act on its intents, store what is new."""
         assert job.attempt is not None
         directory = self._runtime.job_dir(job.id)
+        self._watch_over(job, directory)
         self._orders.write(job, directory, self._stop_by_policy(job))
         try:
             seen, record = observe(directory, job.attempt, self._children.get(job.id))
@@ -211,12 +271,22 @@ class Reconciler:
             process.kill_marked(job.id)
         new, events = advance(job, seen, self._runtime.settings.quiet_after_s, self._stall)
         self._again |= seen.more
+        if not seen.more:
+            self._unseen.discard(job.id)
         if new.health == STALLED and job.health != STALLED:
             logger.warning("job %s (%s) has stalled in the phase %s", job.id, job.name, new.status.phase)
             with contextlib.suppress(OSError):  # a full disk must not keep the job from being stored as stalled
                 order_once(directory.stack, f"stalled-{seen.boottime_s:.0f}")
         if new != job:
             self._apply(job, new, events, seen)
+
+    def _watch_over(self, job: Job, directory: JobDir) -> None:
+        assert job.attempt is not None
+        if self._watched.get(job.id) != job.attempt.number:
+            path = directory.attempt(job.attempt.number).path
+            if path.is_dir():
+                self._watch.add(job.id, path)
+                self._watched[job.id] = job.attempt.number
 
     def _begin_again(self, job: Job) -> None:
         """A daemon died between storing the attempt and starting it, or the disk was full."""
@@ -240,7 +310,7 @@ class Reconciler:
         # Its stacks were ordered when it was found; the shim takes them before it heeds a stop.
         return STALLED if job.policy.on_stall == "stop" and job.health == STALLED else None
 
-    def _launch(self, job: Job) -> None:
+    def _launch(self, job: Job, gpus: Sequence[GpuRef]) -> None:
         if self._runtime.job_dir(job.id).cancel.exists():  # written by hand
             self._cancelled_by_file(job.id)
             self._again = True
@@ -249,7 +319,8 @@ class Reconciler:
             self._wait(job, JobState.QUEUED, short)
             return
         with self._runtime.database.write() as session:
-            started = job_queries.begin_attempt(session, job, clock.utc_now())
+            started = job_queries.begin_attempt(session, job, clock.utc_now(), gpus)
+        self._leases.load()
         self._keep(started)
         self._spawn(started)
 
@@ -265,6 +336,7 @@ class Reconciler:
         try:
             write_spec(self._runtime, write_record(self._runtime, job.id))
             attempt.path.mkdir(parents=True, exist_ok=True)
+            write_resources(attempt, job.attempt.gpus)
             lock = locks.take(attempt.lock)
             if lock is None:
                 return  # it lives after all; the next look adopts it
@@ -277,7 +349,7 @@ class Reconciler:
                     attempt.path,
                     attempt.log,
                     lock,
-                    worker_environment(job.id, lock, job.policy.max_seconds),
+                    worker_environment(job.id, lock, job.policy.max_seconds, self._given(job)),
                 )
             finally:
                 locks.release(lock)
@@ -287,6 +359,10 @@ class Reconciler:
                 return
             failed = End(ExitRecord(error=f"{type(error).__name__}: {error}"))
             self._apply(job, finish(job, failed, clock.utc_now()))
+
+    def _given(self, job: Job) -> dict[str, str]:
+        assert job.attempt is not None
+        return environment_of(job.resources, job.attempt.gpus, hide=self._runtime.hardware.hides_gpus)
 
     def _stop_unsupervised(self, job: Job, record: ProcessRecord) -> None:
         """Do the dead shim's duty: end the stage that was asked to stop."""
@@ -315,6 +391,8 @@ class Reconciler:
             stored = job_queries.save(session, old, new, exit_record)
             if new.attempt is not None:
                 event_queries.record(session, new.id, new.attempt.number, events)
+        if new.cancel_asked_at is not None and old.cancel_asked_at is None:
+            audit.note_local_cancel(self._runtime, new.id)
         try:
             if old.state in LIVE_JOB and stored.state not in LIVE_JOB:
                 self._attempt_over(stored)
@@ -346,6 +424,9 @@ class Reconciler:
 
     def _attempt_over(self, job: Job) -> None:
         self._reload = self._again = True
+        self._watch.remove(job.id)
+        self._watched.pop(job.id, None)
+        self._unseen.discard(job.id)
         self._terminated.pop(job.id, None)
         self._orders.forget(job.id)
         self._backoff.begin(job)
@@ -361,3 +442,7 @@ class Reconciler:
         self._unrecorded.add(job.id)
         self._record_ends()
         logger.info("job %s (%s): %s", job.id, job.name, job.state + (f": {job.reason}" if job.reason else ""))
+
+
+def _without_digits(text: str | None) -> str:
+    return "".join(sign for sign in text or "" if not sign.isdigit())

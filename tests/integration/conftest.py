@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.nvml.fake import FakeNvml, compile_library
+
 DOUBLE = Path(__file__).parent / "double"
 ROOT = Path(__file__).parents[2]
 
@@ -70,3 +72,29 @@ def shared(tmp_path_factory: pytest.TempPathFactory, daemon_class: Any) -> Itera
     daemon = daemon_class(place / "state", root, worker_python(place)).start()
     yield daemon, Planner(root)
     daemon.close()
+
+
+@pytest.fixture(scope="session")
+def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of the fake library."""
+    directory = tmp_path_factory.mktemp("nvml")
+    compile_library(directory)
+    return directory
+
+
+@pytest.fixture
+def nvml(nvml_library: Path, tmp_path: Path) -> FakeNvml:
+    """Eight fake GPUs of the test's own."""
+    return FakeNvml(nvml_library, tmp_path / "gpus")
+
+
+@pytest.fixture
+def gpu_daemon(planned_daemon: Callable[..., Any], nvml: FakeNvml, wait_for: Any) -> Callable[..., Any]:
+    """Starts a daemon that sees the fake GPUs, and has seen them."""
+
+    def make(**environment: str) -> Any:
+        daemon = planned_daemon(**nvml.environment, **environment)
+        wait_for(lambda: daemon.client.gpus()["time"], what="a first look at the GPUs")
+        return daemon
+
+    return make

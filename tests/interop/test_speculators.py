@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,13 +20,6 @@ from tests import tiny
 
 pytestmark = pytest.mark.interop
 
-ROOT = Path(__file__).parents[2]
-VENV = ROOT / ".venvs" / "speculators-0.9.0"
-INSTALL = (
-    ["torch==2.13.0", "transformers==5.19.0", "numpy", "safetensors", "openai", "datasets<=5.1"],
-    ["--no-deps", "speculators==0.9.0", "hs-connectors==0.9.0"],
-    ["loguru", "aiohttp", "pydantic-settings", "rich", "typer", "psutil", "triton"],
-)
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 500000.0,
@@ -47,18 +39,6 @@ CASES = {
     "two_layers": {"num_hidden_layers": 2},
 }
 TTT_STEPS, DECAY, TOKENS = 3, 0.8, 48
-
-
-@pytest.fixture(scope="session")
-def python() -> Path:
-    """The peer's interpreter; its venv is made on first use."""
-    marker = VENV / ".installed"
-    if not marker.exists():
-        subprocess.run([sys.executable, "-m", "venv", VENV], check=True)
-        for packages in INSTALL:
-            subprocess.run([VENV / "bin/python", "-m", "pip", "install", "-q", *packages], check=True)
-        marker.touch()
-    return VENV / "bin/python"
 
 
 @pytest.fixture(scope="session")

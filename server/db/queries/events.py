@@ -1,13 +1,16 @@
 """Events and the checkpoints they tell of."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import cast
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import Table, insert, select, update
 from sqlalchemy.orm import Session
 
 from eagle3_core.contract.events import CheckpointEvent, CheckpointRemovedEvent, Event, VerdictEvent
 from server.db.models import CheckpointTable, EventTable
 from server.domain.job import Checkpoint
+
+_INSERT = insert(cast("Table", EventTable.__table__))
 
 
 def record(session: Session, job_id: str, attempt: int, events: Sequence[tuple[Event, str]]) -> None:
@@ -18,7 +21,7 @@ def record(session: Session, job_id: str, attempt: int, events: Sequence[tuple[E
         {"job_id": job_id, "seq": event.seq, "attempt": attempt, "type": event.type, "body": text}
         for event, text in events
     ]
-    session.execute(insert(EventTable), rows)
+    session.execute(_INSERT, rows)
     for event, _ in events:
         if isinstance(event, CheckpointEvent | VerdictEvent):
             _note_checkpoint(session, job_id, event)
@@ -58,6 +61,17 @@ def after(session: Session, job_id: str, seq: int, limit: int, size: int) -> lis
         if size <= 0:
             break
     return found
+
+
+def of_types(session: Session, job_id: str, types: Sequence[str]) -> Iterator[str]:
+    """The text of each event of these types, in order, without holding them all."""
+    statement = (
+        select(EventTable.body)
+        .where(EventTable.job_id == job_id, EventTable.type.in_(types))
+        .order_by(EventTable.seq)
+        .execution_options(yield_per=500)
+    )
+    yield from session.scalars(statement)
 
 
 def checkpoints(session: Session, job_id: str) -> list[Checkpoint]:

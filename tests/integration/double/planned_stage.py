@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3_core.contract.jobdir import is_full
-from eagle3_core.errors import BadData
+from eagle3_core.errors import BadData, BadInput
 from worker.context import StageContext, StageResult
 
 SLEEPER = [sys.executable, "-c", "import signal; signal.pause()"]
@@ -97,6 +97,15 @@ def _finish_at_file(_: StageContext, name: str) -> None:
     pause = threading.Event()
     while not Path(name).exists():
         pause.wait(0.01)
+
+
+def _pulse(context: StageContext, seconds: float) -> None:
+    """Progress at a steady pace until it is stopped."""
+    step = 0
+    while not context.stop_requested.wait(seconds):
+        step += 1
+        context.events.write("progress", step=step, steps=100_000, epoch=0, epochs=1, loss=1.0 / step)
+    context.check_stop()
 
 
 def _until_stopped(context: StageContext, _: None) -> None:
@@ -194,6 +203,10 @@ def _raise(_: StageContext, which: str) -> None:
     raise ERRORS[which]
 
 
+def _fail(_: StageContext, cause: str) -> None:
+    raise BadInput(cause)
+
+
 def _kill(_: StageContext, number: int) -> None:
     os.kill(os.getpid(), number)
     signal.pause()
@@ -209,6 +222,7 @@ WORDS: dict[str, Any] = {
     "nan": _nan,
     "raw": _raw,
     "stream": _stream,
+    "pulse": _pulse,
     "until_stopped": _until_stopped,
     "touch": _touch,
     "save_until_file": _save_until_file,
@@ -222,6 +236,7 @@ WORDS: dict[str, Any] = {
     "until_file": _until_file,
     "child": _child,
     "raise": _raise,
+    "fail": _fail,
     "deadlocked_loader": _deadlocked_loader,
     "grab": _grab,
     "kill": _kill,

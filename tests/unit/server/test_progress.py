@@ -160,3 +160,13 @@ def test_an_event_that_a_full_disk_took_half_of_is_written_once_there_is_room(tm
     told = [json.loads(line) for line in file.read_bytes().splitlines()]
     assert [event["seq"] for event in told] == [1, 2, 3]
     assert told[1]["phase"] == "while the disk is full"
+    assert [json.loads(line)["seq"] for line in file.read_bytes().splitlines()] == [1, 2]
+
+
+def test_progress_of_a_program_that_tells_neither_step_nor_steps():
+    status = fold(Status(), event(1, "progress", step=16, steps=16))
+    status = fold(status, event(2, "progress", step=2, steps=None, epoch=0, epochs=3, loss=2.5))
+    assert (status.step, status.steps, status.eta_s) == (2, None, None)
+    status = fold(status, event(3, "progress", step=6, steps=12))
+    assert (status.step, status.steps, status.eta_s) == (6, 12, 1.5)
+    assert fold(status, event(4, "progress", epoch=1)).step == 6

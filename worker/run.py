@@ -246,4 +246,8 @@ if __name__ == "__mp_main__":  # a data loader worker the stage spawned
     answer_with_stacks(AttemptDir(Path(sys.argv[1])))
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    # The code says how it ended. While Python takes itself apart a SIGTERM would end it by the signal instead, and a
+    # stage that has done its work would look like one that was stopped.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(code)

@@ -1,6 +1,7 @@
 """A stage that does what `plan.json` in its checkpoint directory says, one [word, argument] after the other."""
 
 import errno
+import functools
 import json
 import os
 import signal
@@ -97,6 +98,23 @@ def _finish_at_file(_: StageContext, name: str) -> None:
     pause = threading.Event()
     while not Path(name).exists():
         pause.wait(0.01)
+
+
+class _Last:
+    """Sends SIGTERM when the interpreter takes the modules apart, which is after it has reset the handlers."""
+
+    def __init__(self) -> None:
+        self._end = functools.partial(os.kill, os.getpid(), signal.SIGTERM)
+
+    def __del__(self) -> None:
+        self._end()
+
+
+KEPT: list[object] = []
+
+
+def _stopped_at_exit(_: StageContext, __: None) -> None:
+    KEPT.append(_Last())
 
 
 def _pulse(context: StageContext, seconds: float) -> None:
@@ -223,6 +241,7 @@ WORDS: dict[str, Any] = {
     "raw": _raw,
     "stream": _stream,
     "pulse": _pulse,
+    "stopped_at_exit": _stopped_at_exit,
     "until_stopped": _until_stopped,
     "touch": _touch,
     "save_until_file": _save_until_file,

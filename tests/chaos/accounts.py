@@ -69,6 +69,11 @@ def settle(order: Order, job: dict[str, Any] | None, record: Path, faults: Fault
     twice = [attempt for attempt, count in Counter(order.starts).items() if count > 1]
     if twice or len(order.starts) > (job["attempt"] or 0):
         faults.doubled.append(f"{order.name} ({order.id}): starts {order.starts}, {job['attempt']} attempts")
+    clashes = {words[1] for words in order.told if words[0] == "clash"}
+    faults.doubled += [f"{order.name} ({order.id}): {gpu} was somebody else's as well" for gpu in sorted(clashes)]
+    wanted = order.request.get("resources", {}).get("gpus", 0)
+    if order.starts and len(job["gpus"]) != wanted:
+        faults.wrong_state.append(f"{order.name} ({order.id}): asked for {wanted} GPUs, got {job['gpus']}")
     fault = contradiction(order, job)
     if fault is not None:
         faults.wrong_state.append(

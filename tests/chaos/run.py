@@ -1,6 +1,7 @@
 """Rounds of jobs and mishaps. The witness outside counts, not the daemon.
 
 each round: submit 2 or 3 jobs (answers get lost) - cancel - kill daemon, shim, stage - move the clock - fill the disk
+            - have NVML fail
 at the end: every job ended, nothing left, then each is settled (accounts.py)
 """
 
@@ -20,6 +21,7 @@ import httpx
 from eagle3_core.contract import proctree
 from tests.chaos.accounts import FINAL, Faults, Order, settle
 from tests.chaos.daemon import Clock, KilledDaemon, Worker, carriers, kill_worker, until, workers, zombies
+from tests.chaos.gpus import ChaosGpus, chaos_gpus
 from tests.disks import SmallDisk, cannot_mount
 
 WITNESS = Path(__file__).with_name("witness.py")
@@ -41,6 +43,8 @@ class Tally:
     stage_kills: int = 0
     clock_jumps: int = 0
     disk_full: int = 0
+    nvml_failures: int = 0
+    on_gpus: int = 0
     answers_lost: int = 0
 
 
@@ -54,13 +58,15 @@ class Chaos:
         self.clock = Clock(place)
         (place / "witness").mkdir()
         self.disk = small_disk(place / "state")
+        self.gpus: ChaosGpus | None = chaos_gpus(place)
         settings = {
             "EYAS_EXTERNAL_PROGRAMS": json.dumps([str(Path(sys.executable).resolve())]),
             "EYAS_MAX_RUNNING": str(MAX_RUNNING),
             "EYAS_DISK_LOW_GB": "0.004",
             "EYAS_DISK_RESERVE_MB": "4",
         }
-        self.daemon = KilledDaemon(place, {**settings, **self.clock.environment})
+        nvml = {} if self.gpus is None else self.gpus.environment
+        self.daemon = KilledDaemon(place, {**settings, **self.clock.environment, **nvml})
         self.orders: dict[str, Order] = {}
         self.tally = Tally()
         self.faults = Faults()
@@ -130,7 +136,7 @@ class Chaos:
     def round(self, number: int) -> None:
         """Submit, and let things go wrong."""
         self.tally.rounds += 1
-        filling = self.fill_the_disk() if self.disk is not None and self.due(self.tally.disk_full, number) else None
+        troubles = self.troubles(number)
         timer = self.daemon.kill_in(self.random.uniform(0, 0.8)) if self.due(self.daemon.kills, number) else None
         for _ in range(self.random.choice((2, 3, 3))):
             order = self.order()
@@ -150,16 +156,24 @@ class Chaos:
             if self.random.random() < 0.3:
                 self.daemon.kill_in(self.random.uniform(0, 1.0))  # while it starts and adopts
         self.look()
-        if filling is not None:
-            filling.join()
+        for trouble in troubles:
+            trouble.join()
         until(lambda: self.look() <= BACKLOG, "a shorter queue", ENDED_WITHIN_S, 0.1)
         self.clock.tidy()
 
-    def fill_the_disk(self) -> threading.Thread:
+    def troubles(self, number: int) -> list[threading.Thread]:
+        """What goes wrong around the daemon for a while."""
+        begun = []
+        if self.disk is not None and self.due(self.tally.disk_full, number):
+            begun.append(self.fill_the_disk(self.disk))
+        if self.gpus is not None and self.due(self.tally.nvml_failures, number):
+            begun.append(self.gpus.fail(self.random))
+            self.tally.nvml_failures += 1
+        return begun
+
+    def fill_the_disk(self, disk: SmallDisk) -> threading.Thread:
         """Have the state directory's disk filled up for a while, soon; what is freed meanwhile is taken as well."""
         begin, length = self.random.uniform(0, 0.5), self.random.uniform(0.1, 0.7)
-        disk = self.disk
-        assert disk is not None
 
         def fill() -> None:
             pause = threading.Event()
@@ -194,7 +208,10 @@ class Chaos:
             "argv": [sys.executable, "-I", "-S", *words],
             "expect_outputs": [] if kind == "failing" else ["made"],
         }
-        return Order(name, kind, file, {"name": name, "stage": "external", "params": params})
+        gpus = self.random.choice((0, 0, 1, 1, 2)) if self.gpus is not None else 0
+        self.tally.on_gpus += gpus > 0
+        request = {"name": name, "stage": "external", "params": params, "resources": {"gpus": gpus}}
+        return Order(name, kind, file, request)
 
     def cancel(self, order: Order) -> None:
         """Ask for its end, sometimes more than once."""
@@ -317,6 +334,8 @@ def run(place: Path, rounds: int, seed: int, tempo: float = 1.5) -> tuple[dict[s
         "shim_kills": tally.shim_kills,
         "stage_kills": tally.stage_kills,
         "disk_full": tally.disk_full,
+        "nvml_failures": tally.nvml_failures,
+        "jobs_on_gpus": tally.on_gpus,
         "clock_jumps": tally.clock_jumps,
         "answers_lost": tally.answers_lost,
         **chaos.faults.counts(),

@@ -49,7 +49,7 @@ def observe(job: JobDir, attempt: Attempt, child: Child | None) -> tuple[Observa
     record = read_exit(files.exit)
     process = read_process(files.process)
     end = None if alive and record is None else _end(files, attempt, record, process, exit_code)
-    lines, more = _lines(files.events, attempt.event_offset)
+    lines, more = new_lines(files.events, attempt.event_offset)
     seen = Observation(
         now=clock.utc_now(),
         boottime_s=clock.boottime(),
@@ -142,8 +142,8 @@ def _open(log: Path) -> BinaryIO:
     return open_beneath(log.parents[3], log)
 
 
-def _lines(path: Path, offset: int) -> tuple[list[tuple[int, bytes]], bool]:
-    """New lines, and whether the look ended before the file did."""
+def new_lines(path: Path, offset: int) -> tuple[list[tuple[int, bytes]], bool]:
+    """(offset behind it, text) of each new line, and whether the look ended before the file did."""
     try:
         if path.stat().st_size <= offset:
             return [], False

@@ -1,7 +1,7 @@
 """The loop: the only one who starts and signals processes, and who moves jobs.
 
     bell or tick -> load (unfinished jobs, only after an intent or an end) -> for each live attempt whose files have
-                    changed, that starts or stops, and once a second for each:
+                    changed, that starts or stops, and every other second for each:
                         act: order a stop, look at directory and processes    (no database)
                         apply: rows, events and offset in one transaction     (guarded by the state they were loaded in)
                  -> for each queued or paused job: start, finish, hold or wait
@@ -22,7 +22,7 @@ from eagle3_core.contract.exits import Reason
 from eagle3_core.contract.jobdir import EVENTS_NAME, JOB_ID_VARIABLE, JobDir, is_full
 from server.db.queries import events as event_queries
 from server.db.queries import jobs as job_queries
-from server.domain.advance import STALLED, Observation, advance, conclude, finish, stop_asked
+from server.domain.advance import STALLED, Observation, advance, conclude, finish, read_events, stop_asked
 from server.domain.job import CANCEL, PAUSE, Job
 from server.domain.outcome import End, ExitRecord
 from server.domain.queue import Finish, Hold, Host, Start, Wait, decide, ready
@@ -33,7 +33,7 @@ from server.errors import Unavailable
 from server.services import audit
 from server.services.backoff import Backoff
 from server.services.leases import Leases, write_resources
-from server.services.observer import NeverBegan, observe
+from server.services.observer import NeverBegan, new_lines, observe
 from server.services.orders import Orders, clear_orders, order_once
 from server.services.paths import PathRules
 from server.services.records import write_record, write_spec
@@ -45,15 +45,18 @@ from server.system.watch import Watch
 
 logger = logging.getLogger(__name__)
 
-LOOK_S = 1.0
+LOOK_S = 2.0
 """Seconds between looks at a running job whose files have not changed: at its processes, its pace, its limits."""
 BLIND_LOOK_S = 0.2
+QUEUE_S = 1.0
+"""Seconds between looks at what the queued jobs wait for."""
 MOVING_S = 0.03
 AGAIN_S = 1.0
 """Between two tries to start an attempt that found the disk full."""
 
-CALM_S = 0.02
-"""Seconds between rounds, however fast events come."""
+TOGETHER_S = 0.01
+"""Seconds for each running job within which their events are read together: a burst takes a third of the CPU."""
+TOGETHER_AT_MOST_S = 0.2
 RECORDS_LOOKED_AT = 100
 REWORDED_S = 5.0
 
@@ -86,10 +89,12 @@ class Reconciler:
         self._reworded: dict[str, float] = {}
         self._reload = True
         self._again = False
-        self._watch = Watch(runtime.bell.set, EVENTS_NAME)
+        self._watch = Watch(runtime.stir, EVENTS_NAME)
         self._watched: dict[str, int] = {}
         self._unseen: set[str] = set()
+        self._unread: set[str] = set()
         self._looked = 0.0
+        self._decided = 0.0
 
     def start(self) -> None:
         """Begin; adoption of what runs already is simply the first round."""
@@ -134,13 +139,14 @@ class Reconciler:
             while not self._stopping.is_set():
                 began = clock.boottime()
                 self._runtime.bell.clear()
+                self._runtime.urgent.clear()
                 if self._runtime.intent.is_set():
                     self._runtime.intent.clear()
                     self._reload = True
                 self._one_round()
                 if not self._again:
                     self._runtime.bell.wait(self._pause())
-                    self._stopping.wait(max(0.0, began + CALM_S - clock.boottime()))
+                    self._runtime.urgent.wait(max(0.0, began + self._together_s - clock.boottime()))
         finally:
             if not self._stopping.is_set():
                 self._on_death()
@@ -159,11 +165,20 @@ class Reconciler:
     def _pause(self) -> float:
         if any(job.state in _MOVING for job in self._jobs.values()):
             return MOVING_S
-        return max(0.0, self._looked + self._look_s - clock.boottime())
+        return max(0.0, min(self._look_due, self._decision_due) - clock.boottime())
 
     @property
-    def _look_s(self) -> float:
-        return BLIND_LOOK_S if self._watch.blind else LOOK_S
+    def _together_s(self) -> float:
+        return min(TOGETHER_AT_MOST_S, TOGETHER_S * sum(job.state in LIVE_JOB for job in self._jobs.values()))
+
+    @property
+    def _look_due(self) -> float:
+        return self._looked + (BLIND_LOOK_S if self._watch.blind else LOOK_S)
+
+    @property
+    def _decision_due(self) -> float:
+        queued = any(job.state == JobState.QUEUED for job in self._jobs.values())
+        return self._decided + QUEUE_S if queued else self._look_due
 
     def round(self) -> None:
         """One turn over the unfinished jobs."""
@@ -174,21 +189,26 @@ class Reconciler:
         new = self._reload
         if self._reload:
             self._load()
-        self._unseen |= self._watch.changed()
-        everything = clock.boottime() >= self._looked + self._look_s
+        changed, grown = self._watch.changed()
+        self._unseen |= changed
+        self._unread |= grown
+        everything = clock.boottime() >= self._look_due
         if everything:
             self._looked = clock.boottime()
         for job in [job for job in self._jobs.values() if job.state in LIVE_JOB]:
             if everything or job.state in _MOVING or job.id in self._unseen or job.id not in self._watched:
                 self._guarded(job, self._attend)
+            elif job.id in self._unread:
+                self._guarded(job, self._read_on)
         if self._reload:  # an end may have freed a slot or what depends on it
             new = True
             self._load()
-        if new or everything:
+        if new or everything or clock.boottime() >= self._decision_due:
             self._decide()
 
     def _decide(self) -> None:
         """Start, finish, hold or leave waiting what has no process."""
+        self._decided = clock.boottime()
         jobs = list(self._jobs.values())
         if self._leases.release(self._jobs):
             self._runtime.hardware.look_now()
@@ -273,12 +293,25 @@ class Reconciler:
         self._again |= seen.more
         if not seen.more:
             self._unseen.discard(job.id)
+            self._unread.discard(job.id)
         if new.health == STALLED and job.health != STALLED:
             logger.warning("job %s (%s) has stalled in the phase %s", job.id, job.name, new.status.phase)
             with contextlib.suppress(OSError):  # a full disk must not keep the job from being stored as stalled
                 order_once(directory.stack, f"stalled-{seen.boottime_s:.0f}")
         if new != job:
             self._apply(job, new, events, seen)
+
+    def _read_on(self, job: Job) -> None:
+        """Store the events that a running job has written; the rest of it is looked at in its turn."""
+        assert job.attempt is not None
+        file = self._runtime.job_dir(job.id).attempt(job.attempt.number).events
+        lines, more = new_lines(file, job.attempt.event_offset)
+        new, events = read_events(job, lines, clock.utc_now())
+        self._again |= more
+        if not more:
+            self._unread.discard(job.id)
+        if new != job:
+            self._apply(job, new, events)
 
     def _watch_over(self, job: Job, directory: JobDir) -> None:
         assert job.attempt is not None
@@ -427,6 +460,7 @@ class Reconciler:
         self._watch.remove(job.id)
         self._watched.pop(job.id, None)
         self._unseen.discard(job.id)
+        self._unread.discard(job.id)
         self._terminated.pop(job.id, None)
         self._orders.forget(job.id)
         self._backoff.begin(job)

@@ -15,8 +15,8 @@ from server.settings import Settings
 
 @dataclass
 class Runtime:
-    """Settings, database, what is secret, hot answers, writes that may wait, the bell that wakes the loop, whether an
-    intent is what it woke for, and what is known of GPUs and host.
+    """Settings, database, what is secret, hot answers, writes that may wait, the bell that wakes the loop, whether
+    it is urgent and whether it is an intent, and what is known of GPUs and host.
     """
 
     settings: Settings
@@ -25,6 +25,7 @@ class Runtime:
     snapshots: Snapshots = field(init=False)
     background: BackgroundWriter = field(init=False)
     bell: threading.Event = field(default_factory=threading.Event)
+    urgent: threading.Event = field(default_factory=threading.Event)
     intent: threading.Event = field(default_factory=threading.Event)
     record_lock: threading.Lock = field(default_factory=threading.Lock)
     stack_lock: threading.Lock = field(default_factory=threading.Lock)
@@ -46,4 +47,10 @@ class Runtime:
     def wake(self) -> None:
         """Tell the loop that an intent was written."""
         self.intent.set()
+        self.stir(urgent=True)
+
+    def stir(self, urgent: bool) -> None:
+        """Tell the loop that files have changed; what is not urgent may wait for more of its kind."""
+        if urgent:
+            self.urgent.set()
         self.bell.set()

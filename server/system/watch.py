@@ -21,14 +21,18 @@ _READ_MS = 1000
 class Watch:
     """Watches directories by key. Safe to use from any thread."""
 
-    def __init__(self, wake: Callable[[], None], grows: str) -> None:
-        """`wake` is called when something has changed; `grows` names the file in each directory that is appended to."""
+    def __init__(self, wake: Callable[[bool], None], grows: str) -> None:
+        """`grows` names the file in each directory that is appended to.
+
+        `wake` is called when something has changed, with False when nothing but growth has.
+        """
         self._wake = wake
         self._grows = grows
         self._lock = threading.Lock()
         self._directories: dict[int, tuple[str, Path]] = {}
         self._files: dict[int, str] = {}
         self._changed: set[str] = set()
+        self._grown: set[str] = set()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         self.blind = False
@@ -70,11 +74,13 @@ class Watch:
                 except OSError:
                     continue  # the file was removed, and the watch with it
             self._changed.discard(key)
+            self._grown.discard(key)
 
-    def changed(self) -> set[str]:
-        """Keys whose files have changed since the last call."""
+    def changed(self) -> tuple[set[str], set[str]]:
+        """Keys in whose directories something else has happened since the last call, and those whose file has grown."""
         with self._lock:
-            found, self._changed = self._changed, set()
+            found = self._changed, self._grown
+            self._changed, self._grown = set(), set()
         return found
 
     def close(self) -> None:
@@ -90,15 +96,15 @@ class Watch:
             with self._lock:
                 for number, mask, _, name in events:
                     self._note(number, mask, name)
-                stirred = bool(self._changed)
-            if events and stirred:
-                self._wake()
+                changed, grown = bool(self._changed), bool(self._grown)
+            if events and (changed or grown):
+                self._wake(changed)
 
     def _note(self, number: int, mask: int, name: str) -> None:
         if mask & flags.Q_OVERFLOW:
             self._changed.update(self._files.values(), (key for key, _ in self._directories.values()))
         elif number in self._files:
-            self._changed.add(self._files[number])
+            self._grown.add(self._files[number])
         elif number in self._directories:
             key, directory = self._directories[number]
             self._changed.add(key)

@@ -21,7 +21,7 @@ def record(session: Session, job_id: str, attempt: int, events: Sequence[tuple[E
         {"job_id": job_id, "seq": event.seq, "attempt": attempt, "type": event.type, "body": text}
         for event, text in events
     ]
-    session.execute(_INSERT, rows)
+    session.connection().execute(_INSERT, rows)
     for event, _ in events:
         if isinstance(event, CheckpointEvent | VerdictEvent):
             _note_checkpoint(session, job_id, event)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, cast
 
-from sqlalchemy import Boolean, CursorResult, Select, Table, Update, bindparam, func, insert, select, update
+from sqlalchemy import Boolean, Connection, CursorResult, Select, Table, Update, bindparam, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from server.db.models import AttemptTable, DependencyTable, JobTable
@@ -255,18 +255,19 @@ def save(session: Session, old: Job, new: Job, exit_record: dict[str, Any] | Non
         "ended_at": new.ended_at,
         "status": new.status.model_dump_json(),
     }
-    if _changed(session, _SAVE_JOB, values) != 1:
+    connection = session.connection()
+    if connection.execute(_SAVE_JOB, values).rowcount != 1:
         raise Stale(old.id)
     if new.cancel_asked_at is not None and old.cancel_asked_at is None:
         ask = update(JobTable).where(JobTable.id == old.id, JobTable.cancel_asked_at.is_(None))
         session.execute(ask.values(cancel_asked_at=new.cancel_asked_at, cancel_grace_s=new.cancel_grace_s))
     if new.attempt is not None:
-        _save_attempt(session, old, new, exit_record)
-    stored = session.execute(_INTENTS, {"job_id": new.id}).one()
+        _save_attempt(connection, old, new, exit_record)
+    stored = connection.execute(_INTENTS, {"job_id": new.id}).one()
     return replace(new, **stored._asdict())
 
 
-def _save_attempt(session: Session, old: Job, new: Job, exit_record: dict[str, Any] | None) -> None:
+def _save_attempt(connection: Connection, old: Job, new: Job, exit_record: dict[str, Any] | None) -> None:
     assert old.attempt is not None
     assert new.attempt is not None
     values: dict[str, Any] = {
@@ -285,12 +286,12 @@ def _save_attempt(session: Session, old: Job, new: Job, exit_record: dict[str, A
     }
     if exit_record is not None:
         values["exit_record"] = exit_record
-    if _changed(session, _SAVE_ATTEMPT, values) != 1:
+    if connection.execute(_SAVE_ATTEMPT, values).rowcount != 1:
         raise Stale(old.id)
 
 
-def _changed(session: Session, statement: Update, values: dict[str, Any] | None = None) -> int:
-    return cast("CursorResult[Any]", session.execute(statement, values)).rowcount
+def _changed(session: Session, statement: Update) -> int:
+    return cast("CursorResult[Any]", session.execute(statement)).rowcount
 
 
 def _chunks(ids: Sequence[str]) -> list[Sequence[str]]:

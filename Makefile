@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STATE  ?=
 
-.PHONY: setup check test interop slow chaos bench-train serve demo migrate clean
+.PHONY: setup check test gpu interop slow chaos bench-idle bench-train serve demo clean
 .DEFAULT_GOAL := test
 
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -24,17 +24,23 @@ check: setup  ## lint, types, import rules, migrations match models
 test: setup  ## the suite, without slow, gpu, browser, interop, slurm and chaos
 	$(BIN)/python -P -m pytest -m 'not slow and not gpu and not browser and not interop and not slurm and not chaos'
 
+gpu: setup  ## on a machine with an NVIDIA GPU: NVML, leases and training on it
+	$(BIN)/python -P -m pytest -m gpu
+
 slow: setup  ## tests that take minutes
 	$(BIN)/python -P -m pytest -m slow
 
 interop: setup  ## against the peers' own code, in a venv of their own
 	$(BIN)/python -P -m pytest -m interop
 
-chaos: setup  ## 200 rounds of kills, lost answers and clock jumps; the last line is JSON
+chaos: setup  ## 200 rounds of kills, lost answers, clock jumps and full disks; the last line is JSON
 	$(BIN)/python -m tests.chaos $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SEED),--seed $(SEED))
 
 bench-train: setup  ## the training step beside those of speculators and SpecForge; the last line is JSON
 	$(BIN)/python -m benchmarks.train $(if $(ROUNDS),--rounds $(ROUNDS))
+
+bench-idle: setup  ## what the daemon takes idle and with 20 running jobs; the last line is JSON
+	$(BIN)/python -m benchmarks.idle
 
 serve: setup  ## start the daemon: make serve STATE=DIR
 	$(BIN)/eyas serve $(if $(STATE),--state $(STATE))

@@ -12,7 +12,7 @@ _STEPS: dict[str, tuple[list[str], ...]] = {
     SPECULATORS: (
         ["torch==2.13.0", "transformers==5.19.0", "numpy", "safetensors", "openai", "datasets<=5.1"],
         ["--no-deps", "speculators==0.9.0", "hs-connectors==0.9.0"],
-        ["loguru", "aiohttp", "pydantic-settings", "rich", "typer", "psutil", "triton"],
+        ["loguru", "aiohttp", "pydantic-settings", "rich", "typer", "psutil", "triton", "httpx"],
     ),
     SPECFORGE: (
         ["torch==2.13.0", "transformers==5.8.1", "numpy", "safetensors"],
@@ -25,10 +25,10 @@ _STEPS: dict[str, tuple[list[str], ...]] = {
 def peer_python(name: str) -> Path:
     """The peer's interpreter."""
     venv = VENVS / name
-    marker = venv / ".installed"
-    if not marker.exists():
+    marker, wanted = venv / ".installed", repr(_STEPS[name])
+    if not marker.exists() or marker.read_text() != wanted:
         subprocess.run([sys.executable, "-m", "venv", venv], check=True)
         for packages in _STEPS[name]:
             subprocess.run([venv / "bin/python", "-m", "pip", "install", "-q", *packages], check=True)
-        marker.touch()
+        marker.write_text(wanted)
     return venv / "bin/python"

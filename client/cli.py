@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from client.access import audit_line, plain, token_line
 from client.http import ApiError, EyasClient, Unreachable
 
 app = typer.Typer(
@@ -19,6 +20,8 @@ app = typer.Typer(
 )
 checkpoint_app = typer.Typer(help="Checkpoints, without a daemon.", no_args_is_help=True)
 app.add_typer(checkpoint_app, name="checkpoint")
+token_app = typer.Typer(help="Tokens besides the owner's.", no_args_is_help=True)
+app.add_typer(token_app, name="token")
 
 State = Annotated[Path | None, typer.Option("--state", help="state directory of the daemon")]
 Json = Annotated[bool, typer.Option("--json", help="print the answer as JSON")]
@@ -106,7 +109,7 @@ def jobs(state: State = None, limit: int = 20, as_json: Json = False) -> None:
         show_json({"jobs": found})
         return
     for job in found:
-        typer.echo(f"{job['id']}  {job['name']:<20}  {job['stage']:<9}  {job['summary']}")
+        typer.echo(plain(f"{job['id']}  {job['name']:<20}  {job['stage']:<9}  {job['summary']}"))
 
 
 @app.command()
@@ -117,15 +120,15 @@ def job(job_id: str, state: State = None, as_json: Json = False) -> None:
     if as_json:
         show_json(found)
         return
-    typer.echo(f"{found['id']}  {found['name']} ({found['stage']})\n{found['summary']}")
+    typer.echo(plain(f"{found['id']}  {found['name']} ({found['stage']})\n{found['summary']}"))
     if found["hint"]:
-        typer.echo(f"hint: {found['hint']}")
+        typer.echo(plain(f"hint: {found['hint']}"))
     for fact in found["setup"]:
-        typer.echo(f"{fact['title']}: {fact['text']}")
+        typer.echo(plain(f"{fact['title']}: {fact['text']}"))
     for done in found["epochs_done"]:
         typer.echo(f"epoch {done['epoch']}: train {done['train_s']:.1f} s {done['train']}, validation {done['val']}")
     for warning in found["warnings"]:
-        typer.echo(f"warning [{warning['code']}] {warning['message']} (x{warning['count']})")
+        typer.echo(plain(f"warning [{warning['code']}] {warning['message']} (x{warning['count']})"))
 
 
 @app.command()
@@ -215,6 +218,29 @@ def stack(job_id: str, state: State = None) -> None:
 
 
 @app.command()
+def adopt(
+    pid: Annotated[int, typer.Option(min=1, help="process to watch")],
+    state: State = None,
+    log_file: Annotated[Path | None, typer.Option("--log", help="its log; default: the file its stdout is")] = None,
+    watch: Annotated[Path | None, typer.Option(help="directory whose checkpoints are judged")] = None,
+    progress: Annotated[str, typer.Option(help="format of the log; see `eyas stages`")] = "auto",
+    regex: Annotated[str | None, typer.Option(help="an expression with named groups instead")] = None,
+    name: Annotated[str | None, typer.Option(help="of the job; default: adopt")] = None,
+    as_json: Json = False,
+) -> None:
+    """Watch a process somebody started, to its end. It stays theirs: it is never signalled."""
+    params: dict[str, Any] = {"pid": pid, "progress": progress if regex is None else {"regex": regex}}
+    params |= {key: str(path.absolute()) for key, path in (("log", log_file), ("watch", watch)) if path is not None}
+    request: dict[str, Any] = {"stage": "adopt", "params": params}
+    with connected(state) as client:
+        [job] = client.submit(request if name is None else {**request, "name": name})
+    if as_json:
+        show_json(job)
+        return
+    typer.echo(f"{job['id']}  {job['name']}  {job['state']}")
+
+
+@app.command()
 def stages() -> None:
     """List the stages and their parameters, as Markdown."""
     from client.stages import markdown
@@ -227,6 +253,76 @@ def login(state: State = None) -> None:
     """Print a link that signs a browser in, once."""
     with connected(state) as client:
         typer.echo(client.login_link())
+
+
+@app.command()
+def backup(
+    to: Annotated[Path, typer.Argument(help="directory to make; a daemon may run meanwhile")], state: State = None
+) -> None:
+    """Copy the database and the settings. Job directories and their outputs are files: back them up as such."""
+    from client.host import backup as run
+
+    run(state, to)
+
+
+@app.command()
+def rebuild(state: State = None) -> None:
+    """Make the database anew from the job directories, with the daemon stopped; running jobs go on."""
+    from client.host import rebuild as run
+
+    raise typer.Exit(run(state))
+
+
+@app.command()
+def doctor(state: State = None, as_json: Json = False) -> None:
+    """Examine host, database and worker environment: exit status 1 when something will not work."""
+    from client.host import doctor as run
+
+    raise typer.Exit(run(state, as_json))
+
+
+@token_app.command()
+def create(
+    name: Annotated[str, typer.Argument(help="of a person or program; never used again")],
+    scope: Annotated[str, typer.Option(help="read: look; submit: and act on jobs; admin: everything")],
+    state: State = None,
+    days: Annotated[float | None, typer.Option(min=0, help="life; without it, until it is revoked")] = None,
+) -> None:
+    """Print a new token, once: only its hash is kept."""
+    with connected(state) as client:
+        typer.echo(client.create_token(name, scope, days)["token"])
+
+
+@token_app.command("list")
+def list_tokens(state: State = None, as_json: Json = False) -> None:
+    """List the tokens, also those that are over."""
+    with connected(state) as client:
+        tokens = client.tokens()
+    if as_json:
+        show_json({"tokens": tokens})
+        return
+    for token in tokens:
+        typer.echo(token_line(token))
+
+
+@token_app.command()
+def revoke(name: str, state: State = None) -> None:
+    """Accept a token, and the browser sessions it began, no more."""
+    with connected(state) as client:
+        client.revoke_token(name)
+    typer.echo(f"{name}  revoked")
+
+
+@app.command()
+def audit(state: State = None, limit: int = 50, as_json: Json = False) -> None:
+    """Show who wrote what, and who was refused, newest first."""
+    with connected(state) as client:
+        page = client.audit(limit)
+    if as_json:
+        show_json(page)
+        return
+    for entry in page["entries"]:
+        typer.echo(audit_line(entry))
 
 
 @checkpoint_app.callback()

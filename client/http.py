@@ -7,10 +7,11 @@ print(client.job(job["id"])["summary"])
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypedDict, cast
+from urllib.parse import urlencode
 
 import httpx
 
@@ -43,6 +44,10 @@ class JobRow(TypedDict):
     reason: str | None
     cause: str | None
     health: str | None
+    waiting: str | None
+    priority: int
+    resources: dict[str, Any]
+    gpus: list[dict[str, Any]]
     phase: str | None
     epoch: int | None
     epochs: int | None
@@ -186,6 +191,23 @@ class EyasClient:
                 return
             after = page["next_after"]
 
+    def metrics(
+        self, job_id: str, names: Sequence[str] | None = None, max_points: int = 500, since: float = 0.0
+    ) -> dict[str, Any]:
+        """Samples and training metrics over time: {"names", "series": {name: {"points": [[unix time, value]]}}}."""
+        asked: dict[str, str | float] = {"max_points": max_points, "since": since}
+        if names is not None:
+            asked["names"] = ",".join(names)
+        return self._json("GET", f"/jobs/{job_id}/metrics?{urlencode(asked)}")
+
+    def gpus(self) -> dict[str, Any]:
+        """The GPUs of the host and who holds them."""
+        return self._json("GET", "/gpus")
+
+    def host(self) -> dict[str, Any]:
+        """CPU, memory, disks and network of the host."""
+        return self._json("GET", "/host")
+
     def checkpoints(self, job_id: str) -> list[dict[str, Any]]:
         """Checkpoints with their verdicts, oldest first."""
         return cast("list[dict[str, Any]]", self._json("GET", f"/jobs/{job_id}/checkpoints")["checkpoints"])
@@ -213,6 +235,22 @@ class EyasClient:
     def login_link(self) -> str:
         """An address that signs a browser in, once."""
         return cast("str", self._json("POST", "/login-links")["url"])
+
+    def create_token(self, name: str, scope: str, days: float | None = None) -> dict[str, Any]:
+        """A new token, with its secret, which is told this once; needs the scope admin."""
+        return self._json("POST", "/tokens", {"name": name, "scope": scope, "days": days})
+
+    def tokens(self) -> list[dict[str, Any]]:
+        """Every token but the owner's, without secrets."""
+        return cast("list[dict[str, Any]]", self._json("GET", "/tokens")["tokens"])
+
+    def revoke_token(self, name: str) -> dict[str, Any]:
+        """Have a token, and the browser sessions it began, accepted no more."""
+        return self._json("DELETE", f"/tokens/{name}")
+
+    def audit(self, limit: int = 100, cursor: int | None = None) -> dict[str, Any]:
+        """Who wrote what and who was refused, newest first: {"entries", "next_cursor"}."""
+        return self._json("GET", f"/audit?limit={limit}" + ("" if cursor is None else f"&cursor={cursor}"))
 
     def health(self) -> dict[str, Any]:
         """Whether the daemon works."""

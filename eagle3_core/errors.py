@@ -3,6 +3,7 @@
     Eagle3Error            (ValueError)
     |- BadInput            a request, path or config that cannot work       exit 2
     |  |- CheckpointError  a checkpoint that is damaged or contradicts itself
+    |  |  |- NotADrafter   a sound config.json of another kind of model
     |  |- UnreadableFile   a weight file whose bytes are not what its name or header says
     |- BadData             data that is damaged, empty or contradicts itself exit 3
     |- Diverged            a loss or gradient that is not finite             exit 4
@@ -34,6 +35,10 @@ class BadInput(Eagle3Error):
 
 class CheckpointError(BadInput):
     """A checkpoint that cannot be read, or contradicts itself or the request."""
+
+
+class NotADrafter(CheckpointError):
+    """A config.json that can be read, but is of another kind of model."""
 
 
 class UnreadableFile(BadInput):

@@ -12,25 +12,36 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from ipaddress import ip_address
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 
 from eagle3_core.contract.jobdir import read_json, write_json
-from server.api import jobs, pages, problems
+from server.api import admin, hardware, jobs, pages, problems
 from server.api.access import AccessControl
 from server.api.context import AppContext
 from server.db.engine import Database
 from server.db.migrate import upgrade
+from server.domain.redaction import MIN_VALUE, Redactor
 from server.errors import StartupError, Unavailable
 from server.services.auth import Gate, read_or_make_token
+from server.services.rebuild import refuse_lost_database
 from server.services.reconciler import Reconciler
 from server.services.runtime import Runtime
-from server.settings import Settings, unknown_variables
+from server.settings import Settings, secret_values, unknown_variables, unprotected_variables
 from server.system import locks
 from server.system.connections import GuardedProtocol
+from server.system.disk import Reserve
+from server.system.logs import set_up_logging
 
 logger = logging.getLogger(__name__)
+
+ROUTERS = (jobs.router, hardware.router, pages.router, admin.router)
+
+READY: frozenset[Any] = frozenset({jobs.get_job, jobs.get_log, admin.post_token})
+"""Endpoints whose answers need no redaction: jobs are kept ready without secrets, the log is read so, and the secret of
+a new token is meant to be told."""
 
 
 def build_app(runtime: Runtime, gate: Gate, on_death: Callable[[], None], port: int) -> FastAPI:
@@ -39,9 +50,15 @@ def build_app(runtime: Runtime, gate: Gate, on_death: Callable[[], None], port: 
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        loop.start()
-        yield
-        loop.stop()
+        runtime.background.start()
+        runtime.hardware.start()
+        try:
+            loop.start()
+            yield
+            loop.stop()
+        finally:
+            runtime.hardware.stop()
+            runtime.background.stop()
 
     app = FastAPI(
         title="Eyas", version=pages.VERSION, docs_url=None, redoc_url=None, lifespan=lifespan, redirect_slashes=False
@@ -49,11 +66,19 @@ def build_app(runtime: Runtime, gate: Gate, on_death: Callable[[], None], port: 
     # Cookies do not know ports: two daemons on one host must not overwrite each other's.
     cookie_name = f"eyas_session_{port}"
     app.state.context = AppContext(runtime, gate, loop, cookie_name)
-    app.include_router(jobs.router)
-    app.include_router(pages.router)
+    for router in ROUTERS:
+        app.include_router(router)
     problems.install(app)
     hosts = frozenset(name.lower() for name in (runtime.settings.host, *runtime.settings.allowed_hosts))
-    app.add_middleware(AccessControl, gate=gate, cookie_name=cookie_name, hosts=hosts)
+    app.add_middleware(
+        AccessControl,
+        runtime=runtime,
+        gate=gate,
+        cookie_name=cookie_name,
+        hosts=hosts,
+        routes=[route for router in ROUTERS for route in router.routes],
+        ready=READY,
+    )
     return app
 
 
@@ -64,16 +89,19 @@ def serve(settings: Settings) -> None:
         StartupError: another daemon has the state directory, the address is taken, the database is newer or
             damaged, or the state directory cannot be written.
     """
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    logging.getLogger("alembic").setLevel(logging.WARNING)
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    set_up_logging(Redactor(secret_values(settings.secret_variables)))
     try:
         lock = _own(settings)
         listener = _listen(settings.host, settings.port)
-        database = Database(settings.database)
+        settings.database.touch(mode=0o600)
+        reserve = Reserve(settings.reserve_file, settings.disk_reserve_mb << 20)
+        reserve.make_room()
+        database = Database(settings.database, reserve.make_room)
         try:
             upgrade(database.engine)
-            _run(Runtime(settings, database), listener)
+            settings.jobs_dir.mkdir(exist_ok=True)
+            refuse_lost_database(settings, database)
+            _run(settings, database, listener)
         finally:
             database.close()
             listener.close()
@@ -99,10 +127,12 @@ def _own(settings: Settings) -> int:
     return lock
 
 
-def _run(runtime: Runtime, listener: socket.socket) -> None:
-    settings = runtime.settings
-    settings.jobs_dir.mkdir(exist_ok=True)
-    gate = Gate(runtime, read_or_make_token(settings.token_file))
+def _run(settings: Settings, database: Database, listener: socket.socket) -> None:
+    token = read_or_make_token(settings.token_file)
+    redactor = Redactor([token, *secret_values(settings.secret_variables)])
+    set_up_logging(redactor)
+    runtime = Runtime(settings, database, redactor)
+    gate = Gate(runtime, token)
     port = listener.getsockname()[1]
     url = f"http://{_in_url(settings.host)}:{port}"
 
@@ -121,6 +151,8 @@ def _run(runtime: Runtime, listener: socket.socket) -> None:
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # whoever reaches the port could say that it is somebody else
+        ws="none",
         timeout_graceful_shutdown=2,
     )
     server = uvicorn.Server(config)
@@ -171,6 +203,7 @@ def _announce(settings: Settings, url: str, gate: Gate) -> None:
     ]
     if not is_loopback(settings.host):
         lines.append(f"warning: {settings.host} can be reached from other hosts, and the connection is not encrypted")
-    lines += [f"warning: {text}" for text in unknown_variables()]
+    warnings = unknown_variables() + unprotected_variables(settings.secret_variables, MIN_VALUE)
+    lines += [f"warning: {text}" for text in warnings]
     sys.stdout.write("\n".join(lines) + "\n")
     sys.stdout.flush()

@@ -2,7 +2,8 @@
 
 ServiceError                what a client is told, as problem+json
 |- Unauthorized       401
-|- Forbidden          403   outside the roots, a foreign Host or Origin
+|- TooManyFailures    429   an address that has failed to sign in too often
+|- Forbidden          403   outside the roots, a foreign Host or Origin, a scope that does not reach
 |- NotFound           404
 |- Conflict           409
 |- TooLarge           413
@@ -10,6 +11,7 @@ ServiceError                what a client is told, as problem+json
 |- Invalid            422   with one entry per field
 |- KeyReused          422   an Idempotency-Key that came with another body before
 |- Unavailable        503   the database cannot be used at the moment
+|  |- InsufficientStorage 507   the disk is full, or what was asked for would not fit on it
 StartupError                what the operator is told when the daemon cannot start
 """
 
@@ -36,6 +38,7 @@ class ServiceError(Exception):
     status: ClassVar[int] = 500
     kind: ClassVar[str] = "internal"
     title: ClassVar[str] = "Internal error"
+    headers: ClassVar[dict[str, str]] = {}
 
     def __init__(self, detail: str, errors: Sequence[FieldError] = ()) -> None:
         super().__init__(detail)
@@ -49,6 +52,16 @@ class Unauthorized(ServiceError):
     status = 401
     kind = "unauthorized"
     title = "Not signed in"
+    headers: ClassVar[dict[str, str]] = {"WWW-Authenticate": 'Bearer realm="eyas"'}
+
+
+class TooManyFailures(ServiceError):
+    """Another wrong token or login link from an address that has sent too many; a right one is always accepted."""
+
+    status = 429
+    kind = "too-many-failures"
+    title = "Too many failed attempts"
+    headers: ClassVar[dict[str, str]] = {"Retry-After": "2"}
 
 
 class Forbidden(ServiceError):
@@ -120,6 +133,14 @@ class Unavailable(ServiceError):
     status = 503
     kind = "unavailable"
     title = "Temporarily unavailable"
+
+
+class InsufficientStorage(Unavailable):
+    """A disk is full, or what was asked for would not fit on it."""
+
+    status = 507
+    kind = "insufficient-storage"
+    title = "Not enough room on a disk"
 
 
 class StartupError(Exception):

@@ -5,8 +5,12 @@ Each field is also a variable with the prefix EYAS_, for instance EYAS_PORT. Lis
 
 import difflib
 import os
+import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
+from urllib.parse import unquote, urlsplit
 
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -37,7 +41,10 @@ class Settings(BaseSettings):
     allowed_hosts: tuple[str, ...] = Field((), description="further names accepted in the Host header")
     worker_python: Path = Field(Path(sys.executable), description="interpreter with the trainer's environment")
     external_programs: tuple[Path, ...] = Field((), description="programs that `external` jobs may start")
-    max_running: int = Field(1, ge=1, description="jobs that run at the same time")
+    max_running: int = Field(1, ge=1, description="jobs without a GPU that run at the same time")
+    gpus: tuple[str, ...] | None = Field(
+        None, description="GPUs that jobs may be given, by index or UUID; all when unset"
+    )
     grace_s: float = Field(DEFAULT_GRACE_S, ge=0, description="seconds a cancelled stage has to put its work down")
     quiet_after_s: float = Field(60.0, gt=0, description="seconds without an event that make `health` quiet")
     stall_factor: float = Field(
@@ -47,8 +54,24 @@ class Settings(BaseSettings):
     stall_silent_after_s: float = Field(
         1800.0, gt=0, description="seconds, the same for phases without progress, such as loading and validating"
     )
+    disk_low_gb: float = Field(
+        2.0,
+        ge=0,
+        description="GB that stay free: below them no attempt starts, where it writes or in the state directory",
+    )
+    disk_reserve_mb: int = Field(
+        32,
+        ge=0,
+        description="MB of a file in the state directory that is given up so that the daemon can go on writing",
+    )
     session_hours: float = Field(12.0, gt=0, description="life of a browser session")
     login_minutes: float = Field(10.0, gt=0, description="life of a login link")
+    external_scope: Literal["admin", "submit"] = Field("admin", description="what a token needs for `external` jobs")
+    allow_remote_code: bool = Field(False, description="jobs may ask to run code that a verifier's directory brings")
+    secret_variables: tuple[str, ...] = Field(
+        (), description="further environment variables whose values are never shown, besides those named like a secret"
+    )
+    audit_rows: int = Field(100_000, ge=100, description="entries of the audit log; of refused attempts a tenth of it")
 
     @field_validator("state", mode="after")
     @classmethod
@@ -59,6 +82,11 @@ class Settings(BaseSettings):
     @classmethod
     def _absolute_paths(cls, value: tuple[Path, ...]) -> tuple[Path, ...]:
         return tuple(path.expanduser().resolve() for path in value)
+
+    @field_validator("gpus", mode="before")
+    @classmethod
+    def _indices_as_text(cls, value: object) -> object:
+        return [str(one) for one in value] if isinstance(value, (list, tuple)) else value
 
     @field_validator("worker_python", mode="after")
     @classmethod
@@ -74,6 +102,11 @@ class Settings(BaseSettings):
     def database(self) -> Path:
         """The index of the job directories."""
         return self.state / "eyas.db"
+
+    @property
+    def reserve_file(self) -> Path:
+        """Room for the daemon's own writes on a full disk."""
+        return self.state / "reserve"
 
     @property
     def token_file(self) -> Path:
@@ -92,9 +125,11 @@ class Settings(BaseSettings):
 
 
 def unknown_variables() -> list[str]:
-    """One warning for each EYAS_ variable that means nothing."""
+    """One warning for each variable that means nothing here."""
     known = {f"EYAS_{name.upper()}" for name in Settings.model_fields} | _OTHERS
     warnings = []
+    if os.environ.get("CUDA_VISIBLE_DEVICES"):
+        warnings.append("CUDA_VISIBLE_DEVICES does not restrict the jobs; EYAS_GPUS does")
     for name in sorted(os.environ):
         if name.startswith("EYAS_") and name not in known:
             near = difflib.get_close_matches(name, known, n=1)
@@ -102,10 +137,55 @@ def unknown_variables() -> list[str]:
     return warnings
 
 
-def worker_environment(job_id: str, lock_fd: int, max_seconds: float | None = None) -> dict[str, str]:
-    """The environment of a job: the daemon's own without its settings, the job's mark, and how long it may take."""
+_SECRET_NAME = re.compile(
+    r"TOKEN(?![A-Z])|SECRET|PASSW|PASSPHRASE|APIKEY|CREDENTIAL|(?:^|_)(?:KEY|PASS|PAT)(?:_|$)", re.IGNORECASE
+)
+
+
+def secret_values(named: tuple[str, ...] = ()) -> list[str]:
+    """What must not be shown of the environment: values of variables that are named like a secret, or in `named`, and
+    passwords in URLs. Jobs inherit them, and may print them.
+    """
+    found = []
+    for name, value in os.environ.items():
+        if name in named or (_SECRET_NAME.search(name) and not _is_path(value)):
+            found.append(value)
+        elif "://" in value and "@" in value:
+            found += _passwords(value)
+    return found
+
+
+def unprotected_variables(named: tuple[str, ...], shortest: int) -> list[str]:
+    """One warning for each variable named as secret whose value cannot be recognised."""
+    values = {name: os.environ.get(name) for name in named}
+    return [
+        f"{name} in EYAS_SECRET_VARIABLES is " + ("not set" if value is None else f"shorter than {shortest} characters")
+        for name, value in values.items()
+        if value is None or len(value) < shortest
+    ]
+
+
+def _is_path(value: str) -> bool:
+    """Whether a value only says where a secret lies."""
+    return value.startswith("/") and Path(value).exists()
+
+
+def _passwords(url: str) -> list[str]:
+    try:
+        password = urlsplit(url).password
+    except ValueError:
+        return []
+    return [] if password is None else [password, unquote(password)]
+
+
+def worker_environment(
+    job_id: str, lock_fd: int, max_seconds: float | None = None, given: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """The environment of a job: the daemon's own without its settings, the job's mark, how long it may take, and
+    what it was `given` to use.
+    """
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("EYAS_")}
     own = {JOB_ID_VARIABLE: job_id, LOCK_FD_VARIABLE: str(lock_fd), "PYTHONUNBUFFERED": "1"}
     if max_seconds is not None:
         own[MAX_SECONDS_VARIABLE] = repr(max_seconds)
-    return {**inherited, **own}
+    return {**inherited, **(given or {}), **own}

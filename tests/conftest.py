@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -16,6 +17,7 @@ import pytest
 
 from client.http import EyasClient
 from eagle3_core.contract import proctree
+from tests.disks import SmallDisk, cannot_mount
 
 LIMIT_S = 30.0
 T = TypeVar("T")
@@ -146,6 +148,22 @@ class Daemon:
             if (attempt / "events.jsonl").exists():
                 found += [json.loads(line) for line in (attempt / "events.jsonl").read_bytes().splitlines()]
         return found
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[..., SmallDisk]]:
+    """Makes file systems of a few megabytes: `small_disk(8 << 20)`."""
+    with ExitStack() as mounted:
+
+        def make(size: int, name: str = "disk") -> SmallDisk:
+            (tmp_path / name).mkdir()
+            if fault := cannot_mount(tmp_path / name, size):
+                pytest.skip(fault)
+            disk = SmallDisk(tmp_path / name)
+            mounted.callback(disk.close)
+            return disk
+
+        yield make
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from eagle3_core.checkpoint.format import write_checkpoint
-from eagle3_core.model.config import DrafterConfig, expected_tensors
+from eagle3_core.contract.drafter_config import DrafterConfig, expected_tensors
 
 H, V, D, LAYERS = 16, 64, 24, 8
 
@@ -181,6 +181,7 @@ def write_drafter(
     tensors: dict[str, Tensor] | None = None,
     optimizer: dict[str, Any] | None = None,
     steps: int = 1,
+    extra: dict[str, Any] | None = None,
 ) -> Path:
     """A checkpoint as training writes it."""
     parent.mkdir(parents=True, exist_ok=True)
@@ -197,5 +198,5 @@ def write_drafter(
         verifier_architectures=["LlamaForCausalLM"],
         speculative_tokens=3,
         step=steps,
-        extra={},
+        extra=extra or {},
     )

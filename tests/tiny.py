@@ -94,6 +94,31 @@ def make_verifier(directory: Path, seed: int = 0, **config: Any) -> Path:
     return directory
 
 
+def make_verifier_with_code(directory: Path) -> Path:
+    """A verifier whose classes are in Python files of its own; the file RAN appears when they are run."""
+    make_verifier(directory)
+    config = verifier_config(model_type="own_kind")
+    config["auto_map"] = {"AutoConfig": "configuration_own.OwnConfig", "AutoModelForCausalLM": "modeling_own.OwnModel"}
+    (directory / "config.json").write_text(json.dumps(config))
+    (directory / "configuration_own.py").write_text(
+        f"from pathlib import Path\nfrom transformers import LlamaConfig\nPath({str(directory / 'RAN')!r}).touch()\n"
+        "class OwnConfig(LlamaConfig):\n    model_type = 'own_kind'\n"
+    )
+    tokenizer = json.loads((directory / "tokenizer_config.json").read_text())
+    tokenizer["tokenizer_class"] = "OwnTokenizer"
+    tokenizer["auto_map"] = {"AutoTokenizer": [None, "tokenization_own.OwnTokenizer"]}
+    (directory / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    (directory / "tokenization_own.py").write_text(
+        f"from pathlib import Path\nfrom transformers import PreTrainedTokenizerFast\n"
+        f"Path({str(directory / 'RAN')!r}).touch()\nclass OwnTokenizer(PreTrainedTokenizerFast):\n    pass\n"
+    )
+    (directory / "modeling_own.py").write_text(
+        "from transformers import LlamaForCausalLM\nfrom .configuration_own import OwnConfig\n"
+        "class OwnModel(LlamaForCausalLM):\n    config_class = OwnConfig\n"
+    )
+    return directory
+
+
 def make_conversations(path: Path, count: int = 8) -> Path:
     """JSONL conversations with distinct prompts."""
     lines = [
@@ -109,7 +134,9 @@ def make_conversations(path: Path, count: int = 8) -> Path:
     return path
 
 
-def make_store(directory: Path, verifier: Path, rows: int = 8, length: int = 24, **meta: Any) -> Path:
+def make_store(
+    directory: Path, verifier: Path, rows: int = 8, length: int = 24, shard_bytes: int = 20_000, **meta: Any
+) -> Path:
     """A store of random states; the second half of each row is supervised."""
     directory.mkdir(parents=True)
     files = read_verifier_files(verifier)
@@ -125,7 +152,7 @@ def make_store(directory: Path, verifier: Path, rows: int = 8, length: int = 24,
         "dtype": "bfloat16",
     }
     full = StoreMeta(**(values | meta))
-    writer = StoreWriter(directory, full, shard_bytes=20_000)
+    writer = StoreWriter(directory, full, shard_bytes)
     generator = torch.Generator().manual_seed(1)
     for row in range(rows):
         ids = torch.randint(0, min(256, files.vocab_size), (length,), generator=generator)

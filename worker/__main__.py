@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3_core.contract import proctree
-from eagle3_core.contract.exits import DEFAULT_GRACE_S
+from eagle3_core.contract.exits import DEFAULT_GRACE_S, ExitCode
 from eagle3_core.contract.identity import boot_id, host_id, pid_namespace, start_ticks
 from eagle3_core.contract.jobdir import (
     LOCK_FD_VARIABLE,
@@ -30,6 +30,7 @@ from eagle3_core.contract.jobdir import (
     AttemptDir,
     JobDir,
     fsync_directory,
+    is_full,
     write_json,
 )
 from worker import stacks
@@ -310,14 +311,20 @@ def main(arguments: list[str]) -> None:
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     limit = os.environ.get(MAX_SECONDS_VARIABLE)
-    shim = Shim(
-        attempt,
-        JobDir(attempt.path.parent.parent),
-        None if lock_fd is None else int(lock_fd),
-        None if limit is None else float(limit),
-    )
-    signal.signal(signal.SIGTERM, shim.on_signal)
-    shim.run()
+    try:
+        shim = Shim(
+            attempt,
+            JobDir(attempt.path.parent.parent),
+            None if lock_fd is None else int(lock_fd),
+            None if limit is None else float(limit),
+        )
+        signal.signal(signal.SIGTERM, shim.on_signal)
+        shim.run()
+    except OSError as error:
+        # Without process.json no stage was started, so that the daemon may try again once there is room.
+        if not is_full(error) or exists(attempt.process):
+            raise
+        raise SystemExit(ExitCode.DISK_FULL) from error
 
 
 if __name__ == "__main__":

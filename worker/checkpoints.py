@@ -1,5 +1,6 @@
 """Checkpoints of a training run: written between two steps, judged in a thread while training goes on."""
 
+import math
 import shutil
 import time
 from collections import deque
@@ -10,13 +11,15 @@ from typing import Any
 
 from eagle3_core.checkpoint.format import write_checkpoint
 from eagle3_core.checkpoint.judge import Verdict, judge
+from eagle3_core.checkpoint.write import clear_leftovers, set_aside
 from eagle3_core.contract.params import TrainParams
 from eagle3_core.contract.verifier_files import VerifierFiles
 from eagle3_core.errors import InvalidCheckpoint
-from eagle3_core.training.resume import WITHIN_EPOCH, checkpoints, describe_position
+from eagle3_core.training.resume import describe_position
 from eagle3_core.training.setup import Shape
 from eagle3_core.training.trainer import Trainer
 from worker.context import StageContext
+from worker.retention import VAL_LOSS, best_link_fault, mark_best, needless
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,6 @@ class _Judging:
     """A checkpoint that lies with the judge: its path, and what comes of it with the seconds it took."""
 
     path: Path
-    step: int
     outcome: Future[tuple[Verdict, float]]
 
 
@@ -38,9 +40,20 @@ class CheckpointKeeper:
         self._pending: deque[_Judging] = deque()
         self.latest: Path | None = None
         self.latest_step = 0
+        self._unsound: set[Path] = set()
+        for path in clear_leftovers(context.output_dir):
+            context.events.write("checkpoint_removed", path=str(path), why="an earlier attempt was ended meanwhile")
+        if fault := best_link_fault(context.output_dir):
+            context.warn("best_link", fault)
 
-    def save(self, name: str, trainer: Trainer) -> None:
-        """Write `name` in the output directory and hand it to the judge; nothing to do when it is there already."""
+    def save(self, name: str, trainer: Trainer, val_loss: float | None = None) -> None:
+        """Write `name` in the output directory and hand it to the judge; nothing to do when it is there already.
+
+        Args:
+            name: of the directory.
+            trainer: what is saved.
+            val_loss: of the epoch that it ends, in nats.
+        """
         if (self._context.output_dir / name).exists():
             return  # stopped again at the very step it had gone on from
         self._context.phase("saving")
@@ -57,13 +70,18 @@ class CheckpointKeeper:
             verifier_architectures=list(self._files.architectures),
             speculative_tokens=self._params.speculative_tokens,
             step=trainer.step,
-            extra=self._extra(trainer),
+            extra=self._extra(trainer, val_loss),
         )
         size = sum(file.stat().st_size for file in path.iterdir())
         self._context.events.write("checkpoint", path=str(path), epoch=epoch, step=trainer.step, bytes=size)
         print(f"checkpoint {path}: {size / 1e6:.1f} MB", flush=True)
-        self._pending.append(_Judging(path, trainer.step, self._judge.submit(self._judged, path, self.latest)))
+        self._pending.append(_Judging(path, self._judge.submit(self._judged, path, self.latest)))
         self.latest, self.latest_step = path, trainer.step
+
+    def go_on_from(self, path: Path, step: int) -> None:
+        """The checkpoint that a further attempt starts at: sound, though perhaps nobody was told so yet."""
+        self.latest, self.latest_step = path, step
+        self._mark_best(path)
 
     def poll(self) -> None:
         """Take the verdicts that are there.
@@ -85,11 +103,12 @@ class CheckpointKeeper:
         """Let the thread go; verdicts that were not taken are dropped."""
         self._judge.shutdown(cancel_futures=True)
 
-    def _extra(self, trainer: Trainer) -> dict[str, Any]:
+    def _extra(self, trainer: Trainer, val_loss: float | None) -> dict[str, Any]:
         return {
             "overrides": self._shape.overrides,
             "finetune_from": self._params.finetune_from,
             "position": describe_position(trainer.position),
+            VAL_LOSS: val_loss if val_loss is not None and math.isfinite(val_loss) else None,
         }
 
     def _judged(self, path: Path, previous: Path | None) -> tuple[Verdict, float]:
@@ -98,7 +117,7 @@ class CheckpointKeeper:
         return verdict, time.monotonic() - started
 
     def _take(self, judging: _Judging, stop_on_invalid: bool) -> None:
-        """Report a verdict, and remove checkpoints within epochs that a sound later one makes needless."""
+        """Report a verdict; a sound checkpoint may be the best so far, and may make older ones needless."""
         verdict, seconds = judging.outcome.result()
         path = judging.path
         self._context.events.write(
@@ -110,10 +129,28 @@ class CheckpointKeeper:
         )
         print(f"verdict on {path.name}: {verdict.verdict}", flush=True)
         if verdict.usable:
-            for step, older, _ in checkpoints(self._context.output_dir):
-                if older.name.startswith(WITHIN_EPOCH) and step <= judging.step and older != path:
-                    shutil.rmtree(older)
-        elif stop_on_invalid:
+            self._mark_best(path)
+            self._remove_needless(path)
+            return
+        self._unsound.add(path)
+        if stop_on_invalid:
             raise InvalidCheckpoint(f"checkpoint {path} is {verdict.verdict}: {verdict.errors()}")
-        else:
-            self._context.warn("invalid_checkpoint", f"{path}: {verdict.errors()}")
+        self._context.warn("invalid_checkpoint", f"{path}: {verdict.errors()}")
+
+    def _mark_best(self, path: Path) -> None:
+        try:
+            if mark_best(path):
+                print(f"best so far: {path.name}", flush=True)
+        except OSError as error:  # no reason to end a training
+            self._context.warn("best_link", f"no checkpoint can be marked as the best: {error}")
+
+    def _remove_needless(self, sound: Path) -> None:
+        for path, why in needless(sound, self._params.keep_last, self._params.keep_every, self._unsound):
+            try:
+                aside = set_aside(path)
+                self._context.events.write("checkpoint_removed", path=str(path), why=why)
+                shutil.rmtree(aside)
+            except OSError as error:  # no reason to end a training
+                self._context.warn("checkpoint_not_removed", f"{path} cannot be removed: {error}")
+            else:
+                print(f"removed checkpoint {path.name}: {why}", flush=True)

@@ -1,6 +1,7 @@
 """The one place that touches transformers: tokenizers with a chat template, and verifiers.
 
-Nothing is fetched and no code of a verifier's directory is run.
+Nothing is fetched. Code of a verifier's directory is run only when the request says so; see worker/remote_code.py.
+Weights are read from safetensors alone, never from a pickle.
 """
 
 import contextlib
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from eagle3_core.data.conversations import Message
 from eagle3_core.errors import BadData, BadInput
+from worker.remote_code import MODEL_CONFIGS, TOKENIZER_CONFIGS, refuse_code
 
 transformers.utils.logging.disable_progress_bar()
 
@@ -25,15 +27,19 @@ REWINDABLE_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_a
 class HuggingFaceTokenizer:
     """A `ChatTokenizer` over a tokenizer directory."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, allow_remote_code: bool = False) -> None:
         """Load.
 
         Raises:
-            BadInput: the directory holds no fast tokenizer, or one without a chat template.
+            BadInput: the directory holds no fast tokenizer, or one without a chat template, or one that is code of its
+                own, which was not allowed.
         """
         try:
-            self.inner = transformers.AutoTokenizer.from_pretrained(directory, local_files_only=True)
+            self.inner = transformers.AutoTokenizer.from_pretrained(
+                directory, local_files_only=True, trust_remote_code=allow_remote_code
+            )
         except (OSError, ValueError, KeyError) as error:
+            refuse_code(directory, TOKENIZER_CONFIGS, allow_remote_code)
             raise BadInput(f"{directory}: no tokenizer could be loaded ({error})") from error
         if not self.inner.is_fast:
             raise BadInput(f"{directory}: the tokenizer gives no character offsets; a tokenizer.json is needed")
@@ -84,15 +90,18 @@ class HuggingFaceTokenizer:
         return frozenset() if eos is None else frozenset({eos})
 
 
-def load_model(directory: Path, device: torch.device, dtype: torch.dtype) -> nn.Module:
+def load_model(directory: Path, device: torch.device, dtype: torch.dtype, allow_remote_code: bool = False) -> nn.Module:
     """A verifier in evaluation mode, on its device. Of a multi-modal one all of it is loaded; only text is run.
 
     Raises:
         BadInput: transformers cannot build it without running code of its own, or tensors are missing.
     """
     try:
-        config = transformers.AutoConfig.from_pretrained(directory, local_files_only=True)
-        known = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+        config = transformers.AutoConfig.from_pretrained(
+            directory, local_files_only=True, trust_remote_code=allow_remote_code
+        )
+        brought = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
+        known = brought or type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
         family = transformers.AutoModelForCausalLM if known else transformers.AutoModelForImageTextToText
         # A pair, since the loading info is asked for.
         pair: tuple[nn.Module, dict[str, Any]] = family.from_pretrained(  # type: ignore[assignment]
@@ -100,10 +109,13 @@ def load_model(directory: Path, device: torch.device, dtype: torch.dtype) -> nn.
             config=config,
             dtype=dtype,
             local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=allow_remote_code,
             output_loading_info=True,
             ignore_mismatched_sizes=True,
         )
     except (OSError, ValueError, KeyError) as error:
+        refuse_code(directory, MODEL_CONFIGS, allow_remote_code)
         raise BadInput(f"{directory}: the verifier could not be loaded ({error})") from error
     model, info = pair
     # transformers fills what it does not find, or what does not fit, with random numbers and only warns.

@@ -3,7 +3,7 @@
 import torch
 from driver import GRAD_CLIP, LEARNING_RATE, TTT_STEPS, arguments, head_weight, kept_tokens, make_data, serve
 
-from eagle3_core.model.config import DrafterConfig
+from eagle3_core.contract.drafter_config import DrafterConfig
 from eagle3_core.model.drafter import Eagle3Drafter
 from eagle3_core.training.engine import Document, make_pack, score_pack
 from eagle3_core.training.ttt import counted_rows

@@ -16,11 +16,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from eagle3_core.contract.drafter_config import DrafterConfig
 from eagle3_core.contract.headers import read_header
 from eagle3_core.contract.jsonfiles import read_json_object
 from eagle3_core.contract.rope import normalise_rope
-from eagle3_core.errors import BadInput, CheckpointError, UnreadableFile
-from eagle3_core.model.config import DrafterConfig
+from eagle3_core.errors import BadInput, CheckpointError, NotADrafter, UnreadableFile
 
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 _EAGLE3_ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3DraftModel", "Eagle3Speculator")
@@ -122,7 +122,7 @@ def _hf_format(file: Path, whole: Mapping[str, Any], nested: Mapping[str, Any]) 
         return "specforge" if names[0] == "LlamaForCausalLMEagle3" else "hf-eagle3"
     if "draft_vocab_size" in whole:
         return "official-eagle"
-    raise CheckpointError(
+    raise NotADrafter(
         f"{file}: not an EAGLE-3 drafter: no speculators_config, no draft_vocab_size, and architectures is {names}"
     )
 

@@ -24,6 +24,7 @@ CODES: dict[str, tuple[Severity, str]] = {
         "Give a checkpoint directory, an output directory with 0/, 1/ ..., or a .safetensors file.",
     ),
     "latest_judged": ("info", ""),
+    "not_a_drafter": ("info", "Ask for `expect_drafter` where it should be one."),
     "missing_file": ("error", "Copy the checkpoint again, all files of it."),
     "size_differs": ("error", "Copy the checkpoint again; if the source is the same, take another epoch."),
     "digest_differs": ("error", "The bytes changed after writing: copy again, and check the disk if it happens twice."),

@@ -14,15 +14,17 @@ from eagle3_core.checkpoint.judge_map import check_map
 from eagle3_core.checkpoint.judge_others import check_against_previous, check_against_verifier
 from eagle3_core.checkpoint.judge_state import check_state
 from eagle3_core.checkpoint.judge_tensors import check_config, check_names, check_values
-from eagle3_core.checkpoint.weights import DrafterWeights, open_drafter_weights
-from eagle3_core.errors import BadInput, CheckpointError, UnreadableFile
+from eagle3_core.checkpoint.weights import RUNTIME_STATE, DrafterWeights, open_drafter_weights
+from eagle3_core.errors import BadInput, CheckpointError, NotADrafter, UnreadableFile
 
 __all__ = ["Finding", "Verdict", "judge"]
 
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt")
 
 
-def judge(path: Path, *, previous: Path | None = None, verifier: Path | None = None) -> Verdict:
+def judge(
+    path: Path, *, previous: Path | None = None, verifier: Path | None = None, expect_drafter: bool = True
+) -> Verdict:
     """The verdict on a checkpoint.
 
     Args:
@@ -30,6 +32,8 @@ def judge(path: Path, *, previous: Path | None = None, verifier: Path | None = N
             only header and values are judged.
         previous: checkpoint of the epoch before; its weights must differ, its vocabulary map must not.
         verifier: directory of the verifier, to compare sizes, layer ids and embedding with.
+        expect_drafter: false judges the weights alone of what is no EAGLE-3 drafter and does not claim to be one:
+            files, headers, values, and against `previous`.
     """
     report = Report(path)
     if path.is_file() and path.suffix in _WEIGHT_SUFFIXES:
@@ -40,7 +44,10 @@ def judge(path: Path, *, previous: Path | None = None, verifier: Path | None = N
     try:
         directory = _checkpoint_directory(report, path)
         if directory is not None:
-            _judge_directory(report, directory, previous, verifier)
+            if not expect_drafter and _is_another_model(directory):
+                _judge_weights(report, directory, previous)
+            else:
+                _judge_directory(report, directory, previous, verifier)
     except OSError as error:
         report.unreadable = True
         report.add("no_checkpoint", f"{error.filename or path} cannot be read: {error.strerror}")
@@ -65,6 +72,30 @@ def _judge_directory(report: Report, directory: Path, previous: Path | None, ver
         check_against_verifier(report, directory, source, weights, verifier)
 
 
+def _is_another_model(directory: Path) -> bool:
+    """Whether a checkpoint says of itself that it is something else, or nothing at all."""
+    if not (directory / "config.json").exists():
+        return True
+    try:
+        describe_drafter(directory)
+    except NotADrafter:
+        return True
+    except CheckpointError:
+        return False
+    return False
+
+
+def _judge_weights(report: Report, directory: Path, previous: Path | None) -> None:
+    report.add("not_a_drafter", "no EAGLE-3 drafter: files, headers and values were judged, names and shapes were not")
+    check_files(report, directory)
+    weights = _open(report, directory)
+    if weights is None:
+        return
+    check_values(report, weights)
+    if previous is not None:
+        check_against_previous(report, directory, weights, previous, None, frozenset())
+
+
 def _checkpoint_directory(report: Report, path: Path) -> Path | None:
     """The directory to judge: the one given, or the latest epoch in it."""
     if not path.is_dir():
@@ -72,7 +103,8 @@ def _checkpoint_directory(report: Report, path: Path) -> Path | None:
         what = "is neither a directory nor a .safetensors, .bin or .pt file" if path.exists() else "does not exist"
         report.add("no_checkpoint", f"{path} {what}")
         return None
-    if (path / "config.json").exists() or any(path.glob("*.safetensors")) or any(path.glob("*.bin")):
+    weights = any(path.glob("*.safetensors")) or any(path.glob("*.bin")) or (path / RUNTIME_STATE).exists()
+    if weights or (path / "config.json").exists():
         return path
     epochs = sorted((int(d.name), d) for d in path.iterdir() if d.name.isascii() and d.name.isdigit() and d.is_dir())
     if not epochs:

@@ -20,7 +20,12 @@ _NOT_TRAINED = frozenset({"embed_tokens.weight", "d2t", "t2d"})
 
 
 def check_against_previous(
-    report: Report, directory: Path, weights: DrafterWeights, previous: Path, trained: set[str] | None
+    report: Report,
+    directory: Path,
+    weights: DrafterWeights,
+    previous: Path,
+    trained: set[str] | None,
+    frozen: frozenset[str] = _NOT_TRAINED,
 ) -> None:
     """Weights that training should have moved, and those it should not.
 
@@ -29,7 +34,8 @@ def check_against_previous(
         directory: the judged checkpoint.
         weights: its tensors.
         previous: the checkpoint before.
-        trained: parameters the optimizer knows; None: all but embedding, d2t and t2d.
+        trained: parameters the optimizer knows; None: all but `frozen`.
+        frozen: what no training changes; by default a drafter's embedding, d2t and t2d.
     """
     try:
         earlier = open_drafter_weights(previous)
@@ -39,7 +45,7 @@ def check_against_previous(
         report.add("previous_unreadable", f"the previous checkpoint could not be read: {error}")
         return
     both = weights.entries.keys() & earlier.entries.keys()
-    moving = (both - _NOT_TRAINED) if trained is None else (both & trained)
+    moving = (both - frozen) if trained is None else (both & trained)
     still = sorted(moving & same)
     if moving and len(still) == len(moving):
         names = ", ".join(still[:3])
@@ -54,7 +60,7 @@ def check_against_previous(
             report.add(
                 "tensor_unchanged", f"{name} is the same as in {previous.name}", file=weights.files[0], tensor=name
             )
-    for name in sorted((both & _NOT_TRAINED) - same):
+    for name in sorted((both & frozen) - same):
         code = "map_changed" if name in ("d2t", "t2d") else "frozen_tensor_changed"
         report.add(code, f"{name} differs from {previous.name}", file=weights.files[0], tensor=name)
 

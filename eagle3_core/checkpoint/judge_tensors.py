@@ -13,8 +13,8 @@ from eagle3_core.checkpoint.config import DrafterSource
 from eagle3_core.checkpoint.findings import Report
 from eagle3_core.checkpoint.judge_files import add_unreadable
 from eagle3_core.checkpoint.weights import DrafterWeights, Entry
+from eagle3_core.contract.drafter_config import DrafterConfig, expected_tensors
 from eagle3_core.errors import UnreadableFile
-from eagle3_core.model.config import DrafterConfig, expected_tensors
 
 EXTREME = 1e5
 """No weight of a working drafter comes near; one flipped exponent bit passes it."""

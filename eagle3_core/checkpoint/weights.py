@@ -22,6 +22,10 @@ from eagle3_core.errors import CheckpointError, UnreadableFile
 from eagle3_core.verifier.tensors import load_tensor, tensor_chunks
 
 _PICKLES = ("pytorch_model.bin", "model.bin", "pytorch_model.pt", "model.pt", "draft_model.pt")
+RUNTIME_STATE = "training_state.pt"
+"""What SpecForge writes while it trains: the drafter's tensors under draft_state_dict, optimizer and position."""
+_STATE_KEYS = ("state_dict", "draft_state_dict")
+
 _LEGACY_FC_NORMS = {"aux_norm_low": "fc_norm.0", "aux_norm_mid": "fc_norm.1", "aux_norm_high": "fc_norm.2"}
 _DTYPE_NAMES = {
     torch.bool: "BOOL",
@@ -158,7 +162,7 @@ def _stored(path: Path) -> tuple[list[Entry], tuple[Path, ...]]:
     if any(path.glob("*.safetensors")) or any(path.glob("*.safetensors.index.json")):
         weights = read_weight_files(path)
         return [_entry(location) for location in weights.tensors.values()], weights.files
-    pickles = [path / name for name in _PICKLES if (path / name).is_file()]
+    pickles = [path / name for name in (*_PICKLES, RUNTIME_STATE) if (path / name).is_file()]
     if not pickles:
         if not path.is_dir():
             raise CheckpointError(f"{path}: no such file or directory")
@@ -173,8 +177,8 @@ def _single(path: Path) -> tuple[list[Entry], tuple[Path, ...]]:
 
 def _pickled(path: Path) -> tuple[list[Entry], tuple[Path, ...]]:
     data = load_pickle(path)
-    if isinstance(data, Mapping) and isinstance(data.get("state_dict"), Mapping):
-        data = data["state_dict"]
+    if isinstance(data, Mapping):
+        data = next((data[key] for key in _STATE_KEYS if isinstance(data.get(key), Mapping)), data)
     if not isinstance(data, Mapping) or not all(isinstance(name, str) for name in data):
         raise CheckpointError(f"{path}: holds {type(data).__name__}, not tensors by name")
     entries = [

@@ -1,6 +1,6 @@
 """Writing one checkpoint: everything into a temp directory, then one rename.
 
-    <parent>/.checkpoint-<name>-<pid>.tmp/      while it is written
+    <parent>/.checkpoint-<name>-<pid>.tmp/      while it is written or removed; nobody takes it for one
     <parent>/<name>/                             complete
         config.json                  speculators 0.9 format
         generation_config.json
@@ -27,10 +27,10 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from eagle3_core.contract.drafter_config import DrafterConfig, expected_tensors
 from eagle3_core.contract.headers import read_header
 from eagle3_core.contract.jobdir import fsync_directory
 from eagle3_core.errors import CheckpointError
-from eagle3_core.model.config import DrafterConfig, expected_tensors
 
 MANIFEST_NAME = "manifest.json"
 MANIFEST_VERSION = 1
@@ -84,9 +84,8 @@ def write_checkpoint(
     final = parent / name
     if final.exists():
         raise CheckpointError(f"{final}: exists already; a checkpoint is never overwritten")
-    for stale in parent.glob(_TEMP_GLOB):
-        shutil.rmtree(stale)
-    temp = parent / f".checkpoint-{name}-{os.getpid()}.tmp"
+    clear_leftovers(parent)
+    temp = _aside(final)
     temp.mkdir()
     try:
         _write_json(
@@ -104,6 +103,32 @@ def write_checkpoint(
         raise
     fsync_directory(parent)
     return final
+
+
+def set_aside(path: Path) -> Path:
+    """Take a checkpoint's name away from it in one step; returns where it lies until its files are removed."""
+    aside = _aside(path)
+    path.rename(aside)
+    fsync_directory(path.parent)
+    return aside
+
+
+def clear_leftovers(parent: Path) -> list[Path]:
+    """Remove what a killed writer or remover left in an output directory. Only while nobody else writes there.
+
+    Returns:
+        The former paths of those that were whole: set aside, with nobody told yet.
+    """
+    whole = []
+    for stale in sorted(parent.glob(_TEMP_GLOB)):
+        if (stale / MANIFEST_NAME).exists():
+            whole.append(parent / stale.name.removeprefix(".checkpoint-").rpartition("-")[0])
+        shutil.rmtree(stale)
+    return whole
+
+
+def _aside(path: Path) -> Path:
+    return path.with_name(f".checkpoint-{path.name}-{os.getpid()}.tmp")
 
 
 def speculators_config(

@@ -16,7 +16,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from eagle3_core.contract.jobdir import complete_lines
+from eagle3_core.contract.jobdir import complete_lines, is_full
+
+HELD_BYTES = 8 << 20
+"""Events kept in memory while the disk is full: hours of a training's."""
 
 MAX_COUNT = 1 << 63
 """A database column holds less."""
@@ -51,11 +54,11 @@ class ReportEvent(_Event):
 
 
 class ProgressEvent(_Event):
-    """How far the stage is. `step` of `steps`; the rest where the stage knows it."""
+    """How far the stage is: `step` of `steps`, and the rest, where the stage knows it."""
 
     type: Literal["progress"]
-    step: int
-    steps: int
+    step: int | None = None
+    steps: int | None = None
     epoch: int | None = None
     epochs: int | None = None
     loss: float | None = None
@@ -87,12 +90,12 @@ class EpochEvent(_Event):
 
 
 class CheckpointEvent(_Event):
-    """A checkpoint directory is complete on disk."""
+    """A checkpoint directory is complete on disk. A foreign one may not tell its epoch and step."""
 
     type: Literal["checkpoint"]
     path: str
-    epoch: Count
-    step: Count
+    epoch: Count | None = None
+    step: Count | None = None
     bytes: Count
 
 
@@ -104,6 +107,14 @@ class VerdictEvent(_Event):
     verdict: Literal["valid", "suspect", "invalid", "unreadable"]
     findings: list[dict[str, Any]]
     seconds: float
+
+
+class CheckpointRemovedEvent(_Event):
+    """A checkpoint was removed on purpose, as `why` says; it is gone from its path."""
+
+    type: Literal["checkpoint_removed"]
+    path: str
+    why: str
 
 
 class WarningEvent(_Event):
@@ -145,6 +156,7 @@ Event = Annotated[
     | EpochEvent
     | CheckpointEvent
     | VerdictEvent
+    | CheckpointRemovedEvent
     | WarningEvent
     | HeartbeatEvent
     | ErrorEvent
@@ -168,7 +180,8 @@ class EventWriter:
     """The one writer of an attempt's events.jsonl.
 
     It takes a lock on the file, ends a line that a crash left unfinished, and goes on counting from the last
-    sequence number of the job. Safe to call from several threads.
+    sequence number of the job. Safe to call from several threads. While the disk is full events are held in memory, and
+    written in their order as soon as there is room: a job whose own output has room goes on.
     """
 
     def __init__(self, path: Path, earlier: list[Path] | None = None) -> None:
@@ -182,6 +195,8 @@ class EventWriter:
             BlockingIOError: another process writes this file.
         """
         self._lock = threading.Lock()
+        self._path = path
+        self._held: list[bytes] = []
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         size = os.fstat(self._fd).st_size
@@ -190,7 +205,11 @@ class EventWriter:
         self._seq = max((_last_seq(file) for file in [*(earlier or []), path]), default=0)
 
     def write(self, kind: str, **fields: Any) -> int:
-        """Append one event with a single write; returns its `seq`. Non-finite numbers become null."""
+        """Append one event with a single write; returns its `seq`. Non-finite numbers become null.
+
+        Raises:
+            OSError: it cannot be written, and too much is held already; names the file.
+        """
         with self._lock:
             event = {
                 "seq": self._seq + 1,
@@ -201,16 +220,37 @@ class EventWriter:
             }
             line = json.dumps(event, allow_nan=False).encode() + b"\n"
             _ADAPTER.validate_json(line)
+            self._held.append(line)
+            try:
+                self._write_held()
+            except OSError as error:
+                if not is_full(error) or sum(map(len, self._held)) > HELD_BYTES:
+                    self._held.pop()
+                    raise
+            self._seq += 1
+            return self._seq
+
+    def flush(self) -> None:
+        """Write what is held.
+
+        Raises:
+            OSError: the disk is still full; names the file.
+        """
+        with self._lock:
+            self._write_held()
+
+    def _write_held(self) -> None:
+        while self._held:
+            line = self._held[0]
             size = os.fstat(self._fd).st_size
             try:
                 written = os.write(self._fd, line)
                 while written < len(line):
                     written += os.write(self._fd, line[written:])
-            except OSError:
+            except OSError as error:
                 os.ftruncate(self._fd, size)  # a full disk takes part of a line; the next one must not join it
-                raise
-            self._seq += 1
-            return self._seq
+                raise OSError(error.errno, os.strerror(error.errno or 0), str(self._path)) from error
+            del self._held[0]
 
     def close(self) -> None:
         """Give the file and its lock back, everything on disk."""

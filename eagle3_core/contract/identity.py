@@ -4,6 +4,7 @@ A pid alone names whoever holds it now. /proc/PID/stat field 22 (start time in t
 with the boot id names one process for ever. A zombie (state Z) counts as gone.
 """
 
+import functools
 import socket
 from pathlib import Path
 from typing import NamedTuple
@@ -17,11 +18,13 @@ class ProcessIdentity(NamedTuple):
     boot_id: str
 
 
+@functools.cache
 def boot_id() -> str:
     """The kernel's id of this boot."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
+@functools.cache
 def host_id() -> str:
     """The id of this host: its machine id, else its host name."""
     try:

@@ -6,16 +6,19 @@
       control/             server   one small file per command: cancel, pause, stop, checkpoint, stack
       attempts/<n>/        one process life
         lock               flock taken by the server before it spawns, held on by shim and stage
+        resources.json     server   the GPUs it was given, before it spawns
         process.json       shim     who shim and stage are
         output.log         stage    its stdout and stderr
         events.jsonl       stage    one JSON object a line
         exit.json          shim     how it ended
         stacks.txt         both     where its processes stood when that was asked for, or it stalled
+      metrics/             server   samples of its GPUs and of the host
       artifacts/           outputs, unless the job has an `output_dir` of its own
 
 One writer per file. Whole files appear by temp + fsync + rename; only output.log and events.jsonl grow.
 """
 
+import errno
 import json
 import os
 from dataclasses import dataclass
@@ -36,6 +39,8 @@ MAX_SECONDS_VARIABLE = "EYAS_MAX_SECONDS"
 
 MARKER_NAME = ".eyas-job"
 """File in an output directory that says which job it belongs to."""
+
+EVENTS_NAME = "events.jsonl"
 
 MAX_LINE_BYTES = 16 << 20
 """More than any event has; a longer line is damage."""
@@ -58,6 +63,11 @@ class AttemptDir:
         return self.path / "lock"
 
     @property
+    def resources(self) -> Path:
+        """{"gpus": [{"index", "uuid", "name"}]}: what it holds, written before it is started."""
+        return self.path / "resources.json"
+
+    @property
     def process(self) -> Path:
         """Written by the shim once the stage is started."""
         return self.path / "process.json"
@@ -70,7 +80,7 @@ class AttemptDir:
     @property
     def events(self) -> Path:
         """What the stage reported."""
-        return self.path / "events.jsonl"
+        return self.path / EVENTS_NAME
 
     @property
     def stacks(self) -> Path:
@@ -130,13 +140,35 @@ class JobDir:
         return self.control / "stack.json"
 
     @property
+    def metrics(self) -> Path:
+        """Samples taken while it ran."""
+        return self.path / "metrics"
+
+    @property
     def artifacts(self) -> Path:
         """Where outputs go when the parameters name no output directory."""
         return self.path / "artifacts"
 
+    @property
+    def attempts(self) -> Path:
+        """Holds one directory for each process life."""
+        return self.path / "attempts"
+
     def attempt(self, number: int) -> AttemptDir:
         """Paths of the given process life."""
-        return AttemptDir(self.path / "attempts" / str(number))
+        return AttemptDir(self.attempts / str(number))
+
+    def attempt_numbers(self) -> list[int]:
+        """The process lives there are directories of, in order."""
+        try:
+            return sorted(int(path.name) for path in self.attempts.iterdir() if path.name.isdecimal())
+        except FileNotFoundError:
+            return []
+
+
+def is_full(error: OSError) -> bool:
+    """Whether this is for want of space: the disk is full, or the user's quota."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def write_whole(path: Path, data: bytes, mode: int = 0o644) -> None:

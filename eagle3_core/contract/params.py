@@ -2,13 +2,25 @@
 
 Every tunable is one field with its unit, bounds and description; CLI flags and docs come from here.
 Paths are absolute. `InputPath` must exist when the job is submitted unless it lies in the `output_dir` of a job
-this one depends on; `OutputPath` is made by the stage, must be empty or absent, and is marked with the job id.
+this one depends on; `OutputPath` is made by the stage, must be empty or absent, and is marked with the job id; a
+`WatchPath` is only looked at, and may appear later.
 """
 
+import re
 from pathlib import PurePosixPath
 from typing import Annotated, ClassVar, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
+
+Role = Literal["input", "output", "watch"]
 
 LossName = Literal["forward_kl", "soft_ce", "reverse_kl", "jsd", "tv", "lk_alpha", "lk_hybrid"]
 """What a drafter can be trained for; defined in eagle3_core.training.losses."""
@@ -17,12 +29,13 @@ LossName = Literal["forward_kl", "soft_ce", "reverse_kl", "jsd", "tv", "lk_alpha
 class PathRole:
     """Marks a field as a path the server checks against its roots."""
 
-    def __init__(self, role: Literal["input", "output"]) -> None:
+    def __init__(self, role: Role) -> None:
         self.role = role
 
 
 InputPath = Annotated[str, PathRole("input"), Field(min_length=1, max_length=4096)]
 OutputPath = Annotated[str, PathRole("output"), Field(min_length=1, max_length=4096)]
+WatchPath = Annotated[str, PathRole("watch"), Field(min_length=1, max_length=4096)]
 Device = Annotated[
     str,
     Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto: the first GPU, else the CPU"),
@@ -43,9 +56,9 @@ class StageParams(BaseModel):
             raise ValueError("contains a NUL character")
         return value
 
-    def paths(self) -> dict[str, tuple[Literal["input", "output"], str]]:
+    def paths(self) -> dict[str, tuple[Role, str]]:
         """Field name -> (role, path) of every path that is set."""
-        found: dict[str, tuple[Literal["input", "output"], str]] = {}
+        found: dict[str, tuple[Role, str]] = {}
         for name, field in type(self).model_fields.items():
             value = dict(self)[name]
             role = next((m.role for m in field.metadata if isinstance(m, PathRole)), None)
@@ -56,13 +69,21 @@ class StageParams(BaseModel):
         return found
 
 
-def _optional_role(annotation: object) -> Literal["input", "output"] | None:
+def _optional_role(annotation: object) -> Role | None:
     """The role inside `InputPath | None`, whose mark pydantic leaves on the member."""
     marks = (mark for member in get_args(annotation) for mark in get_args(member)[1:])
     return next((mark.role for mark in marks if isinstance(mark, PathRole)), None)
 
 
-class PrepareParams(StageParams):
+class VerifierParams(StageParams):
+    """Base of the stages that load a verifier, or its tokenizer, by transformers."""
+
+    allow_remote_code: bool = Field(
+        False, description="run Python code that lies in the verifier's directory; the daemon must allow it as well"
+    )
+
+
+class PrepareParams(VerifierParams):
     """Conversations -> token ids, loss mask, token counts and a draft vocabulary."""
 
     stage: ClassVar[str] = "prepare"
@@ -76,7 +97,7 @@ class PrepareParams(StageParams):
     max_seq_len: int = Field(2048, ge=8, description="tokens; longer rows are cut at the end")
 
 
-class ExtractParams(StageParams):
+class ExtractParams(VerifierParams):
     """Prepared rows -> a store of aux and last hidden states of the verifier."""
 
     stage: ClassVar[str] = "extract"
@@ -171,6 +192,15 @@ class TrainParams(StageParams):
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="bfloat16: autocast over float32 weights")
     speculative_tokens: int = Field(3, ge=1, le=64, description="draft tokens a round, written for servers")
     save_steps: int | None = Field(None, ge=1, description="also save within an epoch, every so many steps")
+    keep_last: int | None = Field(
+        None,
+        ge=1,
+        description="epoch checkpoints to keep: the newest sound ones, besides that with the lowest validation loss; "
+        "default: all",
+    )
+    keep_every: int | None = Field(
+        None, ge=1, description="with keep_last: those of every so many epochs are kept as well"
+    )
     on_invalid_checkpoint: Literal["stop", "warn"] = "stop"
 
     @model_validator(mode="after")
@@ -188,6 +218,8 @@ class TrainParams(StageParams):
                 )
             if not any(self.ttt_step_weights):
                 raise ValueError("ttt_step_weights are all zero: nothing would be learned")
+        if self.keep_every is not None and self.keep_last is None:
+            raise ValueError("keep_every says what is kept besides keep_last; without keep_last every checkpoint is")
         return self
 
     def step_weights(self) -> tuple[float, ...]:
@@ -206,7 +238,7 @@ class ValidateParams(StageParams):
     output_dir: OutputPath | None = Field(None, description="default: the job's own artifacts directory")
 
 
-class EvaluateParams(StageParams):
+class EvaluateParams(VerifierParams):
     """Acceptance length of a drafter, by walk over hidden states and by real speculative decoding."""
 
     stage: ClassVar[str] = "evaluate"
@@ -224,7 +256,63 @@ class EvaluateParams(StageParams):
     min_acceptance_length: float | None = Field(None, ge=1, description="fail with gate_not_met below this")
 
 
-class ExternalParams(StageParams):
+PROGRESS_FORMATS = ("auto", "none", "speculators", "specforge", "hf_trainer", "tqdm", "plain")
+PROGRESS_GROUPS = frozenset(
+    {"epoch", "epoch0", "epochs", "step", "steps", "epoch_step", "epoch_steps"}
+    | {"loss", "lr", "accuracy", "tokens_per_s", "eta_s"}
+)
+MAX_PATTERN = 1000
+
+
+def _progress(value: object) -> object:
+    """A format's name, or {"regex": pattern} with at least one named group that means something."""
+    if isinstance(value, str):
+        if value not in PROGRESS_FORMATS:
+            raise ValueError(f'{value!r} is not a format: {", ".join(PROGRESS_FORMATS)}, or {{"regex": pattern}}')
+        return value
+    if not isinstance(value, dict) or set(value) != {"regex"} or not isinstance(value["regex"], str):
+        raise ValueError('is neither the name of a format nor {"regex": pattern}')
+    if len(value["regex"]) > MAX_PATTERN:
+        raise ValueError(f"the regular expression is longer than {MAX_PATTERN} characters")
+    try:
+        groups = set(re.compile(value["regex"]).groupindex)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ValueError(f"not a regular expression: {error}") from None
+    if not groups or groups - PROGRESS_GROUPS:
+        wrong = ", ".join(sorted(groups - PROGRESS_GROUPS)) or "none"
+        raise ValueError(f"named groups are {', '.join(sorted(PROGRESS_GROUPS))}; found besides: {wrong}")
+    return value
+
+
+Progress = Annotated[
+    str | dict[str, str],
+    BeforeValidator(_progress),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"enum": list(PROGRESS_FORMATS)},
+                {"type": "object", "properties": {"regex": {"type": "string"}}, "required": ["regex"]},
+            ]
+        }
+    ),
+]
+"""How a foreign program's output is read."""
+
+
+class WatchedParams(StageParams):
+    """What is common to programs that are not ours: how their output is read and their checkpoints are judged."""
+
+    progress: Progress = Field(
+        "auto", description='how progress is read from the output: a format, or {"regex": pattern} with named groups'
+    )
+    total_steps: int | None = Field(None, ge=1, lt=1 << 53, description="steps of the run, where the output names none")
+    expect_drafter: bool = Field(
+        False, description="a checkpoint that is no EAGLE-3 drafter is invalid; else its weights alone are judged"
+    )
+    verifier: InputPath | None = Field(None, description="verifier directory, to compare checkpoints with")
+
+
+class ExternalParams(WatchedParams):
     """A program the daemon's operator allows, run as it is; never through a shell."""
 
     stage: ClassVar[str] = "external"
@@ -241,6 +329,11 @@ class ExternalParams(StageParams):
     expect_outputs: tuple[str, ...] = Field(
         (), max_length=1000, description="paths in the output directory that must be there when it ends"
     )
+    watch: WatchPath | None = Field(
+        None, description="directory whose checkpoints are judged, or a path in the output directory, the default"
+    )
+    on_invalid_checkpoint: Literal["warn", "stop"] = "warn"
+    on_nonfinite_loss: Literal["report", "stop"] = "report"
 
     @field_validator("argv")
     @classmethod
@@ -250,6 +343,13 @@ class ExternalParams(StageParams):
         if any("\0" in word for word in argv):
             raise ValueError("contains a NUL character")
         return argv
+
+    @field_validator("watch")
+    @classmethod
+    def _no_way_up(cls, path: str | None) -> str | None:
+        if path is not None and not PurePosixPath(path).is_absolute() and ".." in PurePosixPath(path).parts:
+            raise ValueError(f"{path!r} is not a path inside the output directory")
+        return path
 
     @field_validator("expect_outputs")
     @classmethod
@@ -261,8 +361,40 @@ class ExternalParams(StageParams):
         return names
 
 
+class AdoptParams(WatchedParams):
+    """A process somebody else started: watched to its end, never signalled."""
+
+    stage: ClassVar[str] = "adopt"
+
+    pid: int = Field(ge=1, lt=1 << 31, description="process to watch")
+    log: InputPath | None = Field(None, description="file its output goes to; default: the file its stdout is")
+    watch: WatchPath | None = Field(None, description="directory whose checkpoints are judged")
+    start_ticks: int | None = Field(
+        None,
+        ge=0,
+        lt=1 << 63,
+        description="its start in clock ticks since boot; default: as found at submit",
+    )
+    boot_id: str | None = Field(None, max_length=64, description="boot it runs in; default: as found at submit")
+
+    @field_validator("watch")
+    @classmethod
+    def _absolute_watch(cls, path: str | None) -> str | None:
+        if path is not None and not PurePosixPath(path).is_absolute():
+            raise ValueError(f"{path!r} is not an absolute path")
+        return path
+
+
 STAGES: dict[str, type[StageParams]] = {
     params.stage: params
-    for params in (PrepareParams, ExtractParams, TrainParams, ValidateParams, EvaluateParams, ExternalParams)
+    for params in (
+        PrepareParams,
+        ExtractParams,
+        TrainParams,
+        ValidateParams,
+        EvaluateParams,
+        ExternalParams,
+        AdoptParams,
+    )
 }
 """Every kind of work, by name."""

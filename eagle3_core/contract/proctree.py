@@ -32,6 +32,18 @@ def carries_mark(pid: int, job_id: str) -> bool:
     return group in _read(pid, "cgroup").replace(b"\n", b"/").split(b"/")
 
 
+def job_of(pid: int) -> str | None:
+    """The id of the job whose mark a process carries, in its environment or by its control group; None without one."""
+    for text in _read(pid, "environ").split(b"\0"):
+        name, _, value = text.partition(b"=")
+        if name == JOB_ID_VARIABLE.encode():
+            return value.decode(errors="replace")
+    for name in _read(pid, "cgroup").replace(b"\n", b"/").split(b"/"):
+        if name.startswith(GROUP_PREFIX.encode()):
+            return name.removeprefix(GROUP_PREFIX.encode()).decode(errors="replace")
+    return None
+
+
 def _read(pid: int, file: str) -> bytes:
     """A file of /proc/PID; nothing where it cannot be read."""
     try:

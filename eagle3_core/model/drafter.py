@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from eagle3_core.contract.drafter_config import DrafterConfig
 from eagle3_core.errors import BadInput
-from eagle3_core.model.config import DrafterConfig
 from eagle3_core.model.rope import inverse_frequencies, rotate, rotation, rotation_scale
 
 

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from eagle3_core.model.config import DrafterConfig
+from eagle3_core.contract.drafter_config import DrafterConfig
 from eagle3_core.model.drafter import Eagle3Drafter, Layer, RMSNorm
 from eagle3_core.model.rope import rotate
 from eagle3_core.training.attention import attend

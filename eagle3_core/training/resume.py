@@ -37,10 +37,17 @@ def describe_position(position: Position) -> dict[str, Any]:
 
 
 def checkpoints(directory: Path) -> list[tuple[int, Path, dict[str, Any]]]:
-    """(step, path, manifest) of every complete checkpoint of an output directory, the latest first."""
+    """(step, path, manifest) of every complete checkpoint of an output directory, the latest first.
+
+    Links are none: what they lead to is another name of one, or lies elsewhere.
+    """
     found = []
     for path in directory.iterdir() if directory.exists() else ():
-        if path.is_dir() and (path.name.isdigit() or path.name.removeprefix(WITHIN_EPOCH).isdigit()):
+        if (
+            path.is_dir()
+            and not path.is_symlink()
+            and (path.name.isdigit() or path.name.removeprefix(WITHIN_EPOCH).isdigit())
+        ):
             manifest = read_json(path / MANIFEST_NAME)
             if isinstance(manifest, dict) and isinstance(manifest.get("extra", {}).get("position"), dict):
                 found.append((int(manifest["step"]), path, manifest))

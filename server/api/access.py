@@ -1,21 +1,42 @@
-"""Who may ask what: Host and Origin, token or session, JSON only, and the headers every answer carries.
+"""Who may ask what: Host and Origin, token or session and its scope, JSON only; what every answer carries, and what it
+must not; and who asked.
 
-Host not allowed -> 403    no token, no session -> 401    write by cookie from another origin -> 403
-body not JSON -> 415       body too large -> 413
+Host not allowed -> 403    no token, no session -> 401    scope too small -> 403
+body not JSON -> 415       body too large -> 413          write by cookie from another origin -> 403
+                                                          wrong tokens without end -> 429
 """
 
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import HTMLResponse, Response
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import cookie_parser
+from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.api.problems import problem_response
-from server.errors import Forbidden, NotJson, ServiceError, TooLarge, Unauthorized
+from server.domain.callers import Caller
+from server.domain.callers import Scope as TokenScope
+from server.domain.ids import is_job_id
+from server.errors import Forbidden, NotJson, ServiceError, TooLarge, TooManyFailures, Unauthorized
+from server.services import audit
 from server.services.auth import Gate
+from server.services.runtime import Runtime
 
 OPEN_PATHS = frozenset({"/healthz", "/login"})
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+ADMIN_AREAS = frozenset({"tokens", "audit"})
+"""First parts of the paths that need the scope admin, whatever the method."""
+
+LOGIN_LINKS = "/login-links"
+"""A write that every scope may do: the session gets the scope of its token."""
+
 MAX_BODY = 1 << 20
+LARGE_BODY = 1 << 15
+"""Bytes of an answer that is redacted in a thread; a smaller one takes about a millisecond."""
+
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 _HEADERS = {
@@ -25,6 +46,7 @@ _HEADERS = {
     ),
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
@@ -36,47 +58,81 @@ SIGN_IN = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Eyas</t
 
 
 class AccessControl:
-    """Middleware that lets a request through or answers it with a problem."""
+    """Middleware that lets a request through or answers it with a problem.
 
-    def __init__(self, app: ASGIApp, gate: Gate, cookie_name: str, hosts: frozenset[str]) -> None:
+    `routes` are those of the API, for the audit log. `ready` are the endpoints whose answers hold no secret already, or
+    one that is meant to be told; every other answer is redacted on its way out.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        runtime: Runtime,
+        gate: Gate,
+        cookie_name: str,
+        hosts: frozenset[str],
+        routes: Sequence[BaseRoute],
+        ready: frozenset[Any],
+    ) -> None:
         self._app = app
+        self._runtime = runtime
+        self._redactor = runtime.redactor
         self._gate = gate
         self._cookie_name = cookie_name
         self._hosts = LOOPBACK_NAMES | hosts
+        self._routes = routes
+        self._ready = ready
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Judge one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        caller, refusal, worth_noting = self._judge(scope)
+        redact = True
 
-        async def send_with_headers(message: Message) -> None:
+        async def send_on(message: Message) -> None:
+            nonlocal redact
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 for name, value in _HEADERS.items():
                     headers.setdefault(name, value)
+                status = message["status"]
+                redact = not (status < 300 and scope.get("endpoint") in self._ready)
+                if worth_noting:
+                    self._note(scope, caller, status, headers.get("location", ""))
+            elif redact and message.get("body"):
+                message = {**message, "body": await self._redacted(message["body"])}
             await send(message)
 
-        refusal = self._judge(scope)
-        if refusal is None:
-            await self._app(scope, receive, send_with_headers)
-        else:
-            await refusal(scope, receive, send_with_headers)
+        await (refusal or self._app)(scope, receive, send_on)
 
-    def _judge(self, scope: Scope) -> Response | None:
+    async def _redacted(self, body: bytes) -> bytes:
+        if len(body) < LARGE_BODY:
+            return self._redactor.data(body)
+        return await run_in_threadpool(self._redactor.data, body)
+
+    def _judge(self, scope: Scope) -> tuple[Caller | None, Response | None, bool]:
+        """Who asks, the answer if it is refused, and whether it may belong into the audit log."""
         headers = Headers(scope=scope)
+        path, method = scope["path"], scope["method"]
+        caller = None
         try:
             self._check_host(headers)
-            by_cookie = self._check_caller(scope["path"], headers)
-            if scope["method"] not in SAFE_METHODS:
-                _check_write(headers, by_cookie)
-        except Unauthorized as error:
-            if scope["path"] == "/" and "text/html" in headers.get("accept", ""):
-                return HTMLResponse(SIGN_IN, status_code=401)
-            return problem_response(error, scope["path"])
+            if path not in OPEN_PATHS:
+                caller = self._caller(headers)
+                _check_scope(caller, method, path)
+            if method not in SAFE_METHODS:
+                _check_write(headers, caller is not None and caller.via == "session")
         except ServiceError as error:
-            return problem_response(error, scope["path"])
-        return None
+            noted = caller is not None or self._gate.may_fail(peer_of(scope))
+            if isinstance(error, Unauthorized) and path == "/" and "text/html" in headers.get("accept", ""):
+                return None, HTMLResponse(SIGN_IN, status_code=401), noted
+            if isinstance(error, Unauthorized) and not noted and "authorization" in headers:
+                error = TooManyFailures(f"{error.detail}; so were too many before it from this address")
+            return caller, problem_response(error, path, self._redactor.text), noted
+        scope.setdefault("state", {})["caller"] = caller
+        return caller, None, True
 
     def _check_host(self, headers: Headers) -> None:
         """A name that merely resolves to this host (DNS rebinding) is refused."""
@@ -84,19 +140,49 @@ class AccessControl:
         if name not in self._hosts:
             raise Forbidden(f"Host {name!r} is not allowed; EYAS_ALLOWED_HOSTS adds names")
 
-    def _check_caller(self, path: str, headers: Headers) -> bool:
-        """Whether the caller is known by its cookie (and not by the token)."""
-        if path in OPEN_PATHS:
-            return False
+    def _caller(self, headers: Headers) -> Caller:
         scheme, _, token = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
-            if self._gate.is_token(token.strip()):
-                return False
-            raise Unauthorized("the token is wrong")
+            if caller := self._gate.caller_of_token(token.strip()):
+                return caller
+            raise Unauthorized("the token is wrong, revoked or expired")
         cookie = cookie_parser(headers.get("cookie", "")).get(self._cookie_name)
-        if cookie is not None and self._gate.is_session(cookie):
-            return True
+        if cookie is not None and (caller := self._gate.caller_of_cookie(cookie)):
+            return caller
         raise Unauthorized("send the header `Authorization: Bearer TOKEN`; the token is in the state directory")
+
+    def _note(self, scope: Scope, caller: Caller | None, status: int, location: str) -> None:
+        """Write a write or a refusal down; a look that was granted leaves no trace."""
+        method, path = scope["method"], scope["path"]
+        refused = status in (401, 403)
+        if not refused and (method in SAFE_METHODS and path != "/login"):
+            return
+        if status in (404, 405, 429):
+            return
+        job_id = scope.get("path_params", {}).get("job_id") or location.removeprefix("/jobs/")
+        named = job_id if is_job_id(job_id) else None
+        audit.note(self._runtime, caller, peer_of(scope), method[:10], self._route_of(scope), named, status)
+
+    def _route_of(self, scope: Scope) -> str | None:
+        """The path of the route that is meant, without what stands in its places; None where there is no such route."""
+        matching = (one for one in self._routes if isinstance(one, Route) and one.matches(scope)[0] == Match.FULL)
+        route = next(matching, None)
+        return None if route is None else route.path
+
+
+def needed_scope(method: str, path: str) -> TokenScope:
+    """What a caller must be allowed to send this."""
+    if path.lstrip("/").partition("/")[0] in ADMIN_AREAS:
+        return TokenScope.ADMIN
+    if method in SAFE_METHODS or path == LOGIN_LINKS:
+        return TokenScope.READ
+    return TokenScope.SUBMIT
+
+
+def _check_scope(caller: Caller, method: str, path: str) -> None:
+    needed = needed_scope(method, path)
+    if not caller.scope.covers(needed):
+        raise Forbidden(f"this needs a token with the scope {needed}; {caller.name!r} has {caller.scope}")
 
 
 def _check_write(headers: Headers, by_cookie: bool) -> None:
@@ -111,6 +197,12 @@ def _check_write(headers: Headers, by_cookie: bool) -> None:
         raise NotJson("the body must be sent as application/json")
     if "transfer-encoding" in headers or not length.isdigit() or int(length) > MAX_BODY:
         raise TooLarge(f"a body has at most {MAX_BODY} bytes and says how many in Content-Length")
+
+
+def peer_of(scope: Scope) -> str | None:
+    """The address a request came from."""
+    client = scope.get("client")
+    return None if client is None else str(client[0])
 
 
 def host_name(host: str) -> str:

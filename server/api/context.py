@@ -5,6 +5,7 @@ from typing import Annotated, cast
 
 from fastapi import Depends, Request
 
+from server.domain.callers import Caller
 from server.services.auth import Gate
 from server.services.reconciler import Reconciler
 from server.services.runtime import Runtime
@@ -25,4 +26,10 @@ async def app_context(request: Request) -> AppContext:
     return cast("AppContext", request.app.state.context)
 
 
+async def calling(request: Request) -> Caller:
+    """Who sent this request; the access check has seen to it that somebody did."""
+    return cast("Caller", request.state.caller)
+
+
+From = Annotated[Caller, Depends(calling)]
 Context = Annotated[AppContext, Depends(app_context)]

@@ -7,11 +7,12 @@ from fastapi import APIRouter, Body, Header, Query, Response
 from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
-from server.api.context import Context
+from server.api.context import Context, From
 from server.api.problems import Problem
 from server.domain.states import JobState
 from server.domain.view import JobList, JobView
 from server.services import jobs as service
+from server.services.scopes import refuse_stages
 from server.services.stacks import take_stack
 from server.services.submission import ChainRequest, JobRequest, submit
 
@@ -89,6 +90,7 @@ class CheckpointRow(BaseModel):
     seconds: float | None = Field(description="the judging took")
     created_at: datetime
     judged_at: datetime | None
+    removed_at: datetime | None = Field(description="when a sound later one made it needless; null while it is there")
 
 
 class CheckpointList(BaseModel):
@@ -115,9 +117,10 @@ SubmitBody = Annotated[
 ]
 
 
-@router.post("", status_code=201, operation_id="submitJobs", responses={200: {"model": Submitted}})
+@router.post("", status_code=201, operation_id="submitJobs", responses={200: {"model": Submitted}, 507: _PROBLEM})
 def post_jobs(
     context: Context,
+    caller: From,
     body: Annotated[SubmitBody, Body()],
     response: Response,
     idempotency_key: Annotated[
@@ -131,6 +134,7 @@ def post_jobs(
     ] = None,
 ) -> Submitted:
     """Store one job or a chain of jobs, all or nothing; once for each Idempotency-Key."""
+    refuse_stages(context.runtime.settings, caller, body)
     jobs, created = submit(context.runtime, body, idempotency_key)
     if not created:
         response.status_code = 200

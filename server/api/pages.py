@@ -9,9 +9,9 @@ from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse
 from fastapi.templating import Jinja2Templates
 from pydantic import BaseModel
 
-from server.api.access import SIGN_IN
-from server.api.context import Context
-from server.errors import Unauthorized
+from server.api.access import SIGN_IN, peer_of
+from server.api.context import Context, From
+from server.errors import TooManyFailures, Unauthorized
 
 WEB = Path(__file__).parents[1] / "web"
 VERSION = version("eyas")
@@ -43,15 +43,18 @@ async def get_health(context: Context, response: Response) -> Health:
 
 
 @router.post("/login-links", status_code=201, operation_id="makeLoginLink", tags=["daemon"])
-async def post_login_link(context: Context, request: Request) -> LoginLink:
-    """A new login link, good once and for a few minutes."""
-    return LoginLink(url=f"{request.url.scheme}://{request.headers['host']}/login?code={context.gate.new_code()}")
+async def post_login_link(context: Context, caller: From, request: Request) -> LoginLink:
+    """A new login link, good once and for a few minutes; the session may do what the token may."""
+    code = context.gate.new_code(caller)
+    return LoginLink(url=f"{request.url.scheme}://{request.headers['host']}/login?code={code}")
 
 
 @router.get("/login", include_in_schema=False)
 def get_login(context: Context, request: Request, code: Annotated[str, Query(max_length=200)] = "") -> Response:
     """Turn a login code into a session cookie."""
     cookie = context.gate.redeem(code)
+    if cookie is None and not context.gate.may_fail(peer_of(request.scope)):
+        raise TooManyFailures("this login link is wrong; so were too many attempts before it from this address")
     if cookie is None and "text/html" in request.headers.get("accept", ""):
         return HTMLResponse(SIGN_IN, status_code=401)
     if cookie is None:

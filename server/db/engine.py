@@ -4,7 +4,8 @@ Every write transaction begins with BEGIN IMMEDIATE: one that reads first and wr
 once, whatever its timeout, or loses an update.
 """
 
-from collections.abc import Iterator
+import sqlite3
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from sqlalchemy import Connection, create_engine, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from server.errors import Unavailable
+from server.errors import InsufficientStorage, Unavailable
 
 _PRAGMAS = (
     "journal_mode=WAL",
@@ -26,11 +27,22 @@ _PRAGMAS = (
 )
 _WRITE = "eyas_write"
 
+_FULL = frozenset({"SQLITE_FULL", "SQLITE_IOERR_SHMSIZE"})
+_MAYBE_FULL = _FULL | {"SQLITE_IOERR_WRITE"}
+"""What SQLite says where a user's quota is exceeded, and of a disk that is broken as well."""
+
 
 class Database:
     """Sessions of one database file."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, make_room: Callable[[bool], None] = lambda _failed: None) -> None:
+        """Open.
+
+        Args:
+            path: the file.
+            make_room: called before each write, and with True when one has failed.
+        """
+        self._make_room = make_room
         self.engine = create_engine(f"sqlite:///{path}", pool_size=8, max_overflow=32)
         event.listen(self.engine, "connect", _on_connect)
         event.listen(self.engine, "begin", _on_begin)
@@ -51,10 +63,16 @@ class Database:
         """A write transaction, committed at the end and rolled back by an exception.
 
         Raises:
-            Unavailable: the database is locked by someone else, full or damaged.
+            Unavailable: the database is locked by someone else or damaged; InsufficientStorage: its disk is full.
         """
-        with translated(), Session(self._writer, autoflush=False) as session, session.begin():
-            yield session
+        self._make_room(False)
+        try:
+            with translated(), Session(self._writer, autoflush=False) as session, session.begin():
+                yield session
+        except Unavailable as error:
+            if _name(error.__cause__) in _MAYBE_FULL:
+                self._make_room(True)
+            raise
 
     def close(self) -> None:
         """Give all connections back."""
@@ -67,7 +85,15 @@ def translated() -> Iterator[None]:
     try:
         yield
     except DBAPIError as error:
+        if _name(error) in _FULL:
+            raise InsufficientStorage(f"database: {error.orig}; free space on its disk") from error
         raise Unavailable(f"database: {error.orig}") from error
+
+
+def _name(error: BaseException | None) -> str | None:
+    """SQLite's own name for an error."""
+    origin = error.orig if isinstance(error, DBAPIError) else None
+    return origin.sqlite_errorname if isinstance(origin, sqlite3.Error) else None
 
 
 def _on_connect(connection: Any, _record: object) -> None:

@@ -1,10 +1,13 @@
-"""Tables. The job directories are the truth; these are an index of them, save the login sessions.
+"""Tables. The job directories are the truth; these are an index of them, save those of access.
 
 jobs 1--n job_dependencies      what a job waits for
      1--n attempts              process lives; `event_offset` = byte of events.jsonl read so far
+     1--n gpu_leases            GPUs that are held; each by one attempt, until all its processes are gone
      1--n events                one row a line of events.jsonl
      1--n checkpoints           with their verdicts
 login_sessions                  browser sessions, by hash
+api_tokens                      bearer tokens besides the owner's, by hash
+audit_log                       writes and refused attempts
 """
 
 from datetime import UTC, datetime
@@ -82,6 +85,8 @@ class JobTable(Base):
     idempotency_key: Mapped[str | None] = mapped_column(String(200), index=True)
     body_hash: Mapped[str | None] = mapped_column(String(64))
     policy: Mapped[dict[str, Any]] = mapped_column(server_default="{}")
+    priority: Mapped[int] = mapped_column(server_default="0")
+    resources: Mapped[dict[str, Any]] = mapped_column(server_default="{}")
     status: Mapped[str] = mapped_column(Text)
     version: Mapped[int]
 
@@ -114,6 +119,17 @@ class AttemptTable(Base):
     cause: Mapped[str | None] = mapped_column(Text)
     ended_at: Mapped[datetime | None]
     exit_record: Mapped[dict[str, Any] | None]
+    gpus: Mapped[list[dict[str, Any]]] = mapped_column(server_default="[]")
+
+
+class GpuLeaseTable(Base):
+    """A GPU that is held. The key is what keeps it from being handed out twice."""
+
+    __tablename__ = "gpu_leases"
+
+    uuid: Mapped[str] = mapped_column(String(140), primary_key=True)
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), index=True)
+    attempt: Mapped[int]
 
 
 class EventTable(Base):
@@ -145,6 +161,7 @@ class CheckpointTable(Base):
     seconds: Mapped[float | None]
     created_at: Mapped[datetime]
     judged_at: Mapped[datetime | None]
+    removed_at: Mapped[datetime | None]
 
 
 class LoginSessionTable(Base):
@@ -155,3 +172,35 @@ class LoginSessionTable(Base):
     key_hash: Mapped[str] = mapped_column(String(64), primary_key=True)
     created_at: Mapped[datetime]
     expires_at: Mapped[datetime] = mapped_column(index=True)
+    token: Mapped[str | None] = mapped_column(String(64))  # None: of before tokens had names; such a session has ended
+
+
+class TokenTable(Base):
+    """A named bearer token. Only its hash is kept; a revoked one stays, so that the audit log can be read."""
+
+    __tablename__ = "api_tokens"
+
+    name: Mapped[str] = mapped_column(String(64), primary_key=True)
+    key_hash: Mapped[str] = mapped_column(String(64), unique=True)
+    scope: Mapped[str] = mapped_column(String(10))
+    created_at: Mapped[datetime]
+    expires_at: Mapped[datetime | None]
+    last_used_at: Mapped[datetime | None]
+    revoked_at: Mapped[datetime | None]
+
+
+class AuditTable(Base):
+    """One write or refused attempt; rows are added and, beyond the limit, dropped from the old end, never changed."""
+
+    __tablename__ = "audit_log"
+    __table_args__ = ({"sqlite_autoincrement": True},)
+
+    number: Mapped[int] = mapped_column(primary_key=True)
+    time: Mapped[datetime]
+    actor: Mapped[str | None] = mapped_column(String(64))
+    via: Mapped[str | None] = mapped_column(String(10))
+    peer: Mapped[str | None] = mapped_column(String(64))
+    method: Mapped[str] = mapped_column(String(10))
+    route: Mapped[str | None] = mapped_column(String(200))
+    job_id: Mapped[str | None] = mapped_column(String(64))
+    status: Mapped[int]

@@ -60,7 +60,7 @@ def advance(
         job = stop_asked(job, seen.now, seen.policy_stop)
     elif seen.pause_ordered:
         job = stop_asked(job, seen.now, PAUSE)
-    job, events = _read_events(job, seen)
+    job, events = read_events(job, seen.lines, seen.now)
     if seen.end is not None and not seen.more:
         return finish(job, seen.end, seen.now), events
     health = _health(job, seen, quiet_after_s)
@@ -140,23 +140,24 @@ def stop_asked(job: Job, now: datetime, stop_for: str = CANCEL) -> Job:
     return replace(job, state=job.derived_state)
 
 
-def _read_events(job: Job, seen: Observation) -> tuple[Job, list[tuple[Event, str]]]:
+def read_events(job: Job, lines: Sequence[tuple[int, bytes]], now: datetime) -> tuple[Job, list[tuple[Event, str]]]:
+    """The job after new lines of events.jsonl, (offset behind it, text) each, and the events in them."""
     assert job.attempt is not None
     status: Status = job.status
     offset = job.attempt.event_offset
     events: list[tuple[Event, str]] = []
-    for end, line in seen.lines:
+    for end, line in lines:
         read = read_line(line)
         if read is None:
             text = f"the line at byte {offset} of events.jsonl (attempt {job.attempt.number}) is not an event"
-            status = add_warning(status, "broken_event", text, seen.now)
+            status = add_warning(status, "broken_event", text, now)
         elif read[0].seq <= status.last_seq:
             text = f"event {read[0].seq} came again after {status.last_seq} and is passed over"
-            status = add_warning(status, "repeated_event", text, seen.now)
+            status = add_warning(status, "repeated_event", text, now)
         else:
             if read[0].seq != status.last_seq + 1:
                 text = f"events {status.last_seq + 1} to {read[0].seq - 1} are missing"
-                status = add_warning(status, "missing_events", text, seen.now)
+                status = add_warning(status, "missing_events", text, now)
             status = fold(status, read[0])
             events.append(read)
         offset = end

@@ -6,6 +6,7 @@ from typing import Any
 
 from server.domain.policy import NO_RETRY, Policy
 from server.domain.progress import Status
+from server.domain.resources import BY_STAGE, GpuRef, Resources
 from server.domain.states import AttemptState, Intents, JobState, job_state
 
 CANCEL = "cancel"
@@ -21,6 +22,7 @@ class Attempt:
         stop_for: who had it stopped first: `cancel`, `pause`, or the reason of a stop by policy.
         retries: attempts before it that the retry policy gave; those after a pause are not counted.
         reason, cause: why it ended without success, or was stopped.
+        gpus: those it was given.
     """
 
     number: int
@@ -33,6 +35,7 @@ class Attempt:
     reason: str | None = None
     cause: str | None = None
     ended_at: datetime | None = None
+    gpus: tuple[GpuRef, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,8 @@ class Job:
     idempotency_key: str | None = None
     body_hash: str | None = None
     policy: Policy = NO_RETRY
+    priority: int = 0
+    resources: Resources = BY_STAGE
     version: int = 1
     status: Status = field(default_factory=Status)
     depends_on: tuple[Dependency, ...] = ()
@@ -112,6 +117,8 @@ class NewJob:
     created_at: datetime
     depends_on: tuple[str, ...] = ()
     policy: Policy = NO_RETRY
+    priority: int = 0
+    resources: Resources = BY_STAGE
     idempotency_key: str | None = None
     body_hash: str | None = None
 
@@ -129,3 +136,4 @@ class Checkpoint:
     seconds: float | None
     created_at: datetime
     judged_at: datetime | None
+    removed_at: datetime | None

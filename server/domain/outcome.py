@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from pydantic import BaseModel
 
 from eagle3_core.contract.exits import REASON_OF_EXIT, ExitCode, Reason
+from eagle3_core.contract.signatures import find_signature
 from server.domain.progress import Status
-from server.domain.signatures import find_signature
 from server.domain.states import AttemptState, Trigger
 
 _RAISED_BY_ITSELF = frozenset({"SIGABRT", "SIGBUS"})
@@ -219,6 +219,8 @@ def _explain_code(code: int | None, end: End, status: Status) -> Why:
         why = _from_log(end, status.error.cause) if reason == Reason.INTERNAL_ERROR else None
         return why or Why(reason, status.error.cause, status.error.hint)
     words = f"exit code {code}" + (f": {end.last_words}" if end.last_words else "")
+    if code == ExitCode.DISK_FULL:
+        words += "; the disk of the state directory was too full to say which file it was"
     if not end.any_event and code not in _OF_A_STAGE:
         hint = "worker_python must have Eyas and the stage's packages installed"
         return Why(Reason.SPAWN_FAILED, f"the stage ended before it began ({words})", hint)

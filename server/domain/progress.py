@@ -242,11 +242,15 @@ def _progress(status: Status, event: ProgressEvent) -> dict[str, Any]:
     )
     if "loss" in event.model_fields_set and event.loss is None:
         changes["loss"] = None  # it was written, and was not finite
+    if "steps" in event.model_fields_set and event.steps is None:
+        changes["steps"] = None  # what was taken for them was something else
+    changes["eta_s"] = event.eta_s
+    if event.step is None:
+        return changes
     first = status.progress_from
     if first is None or event.step < first[0]:
         first = changes["progress_from"] = (event.step, event.boottime_s)
-    changes["eta_s"] = event.eta_s
-    if event.eta_s is None and event.step > first[0] and event.steps >= event.step:
+    if event.eta_s is None and event.step > first[0] and event.steps is not None and event.steps >= event.step:
         pace = (event.boottime_s - first[1]) / (event.step - first[0])
         changes["eta_s"] = round(max(0.0, pace * (event.steps - event.step)), 1)
     return changes

@@ -12,8 +12,10 @@ from server.domain.progress import Status
 SILENT_PHASES = frozenset({"importing", "loading", "validating", "saving", "judging", "writing"})
 """Phases that report no progress of their own; loading a verifier can take 24 minutes."""
 
-SILENT_STAGES = frozenset({"external"})
-"""Stages whose work reports nothing at all, so that silence means nothing."""
+FOREIGN_STAGES = frozenset({"external", "adopt"})
+"""Programs that are not ours: silence means something only once their output has shown a pace, and they save and
+validate without a word.
+"""
 
 
 @dataclass(frozen=True)
@@ -27,9 +29,10 @@ class StallLimits:
 
 def allowance_s(status: Status, stage: str, limits: StallLimits) -> float | None:
     """Seconds without progress after which a job in this phase is stalled; None where that cannot be told."""
-    if stage in SILENT_STAGES:
+    foreign = stage in FOREIGN_STAGES
+    if foreign and not status.progress_gaps_s:
         return None
-    silent = status.phase is None or status.phase in SILENT_PHASES
+    silent = foreign or status.phase is None or status.phase in SILENT_PHASES
     floor = limits.silent_floor_s if silent else limits.floor_s
     return max(floor, limits.factor * median(status.progress_gaps_s)) if status.progress_gaps_s else floor
 

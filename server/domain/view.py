@@ -8,6 +8,7 @@ from pydantic import BaseModel, Field
 from server.domain.job import Job
 from server.domain.policy import RetryPolicy
 from server.domain.progress import EpochDone, JobResult, JobWarning, LastCheckpoint, SetupFact
+from server.domain.resources import GpuRef, Resources
 from server.domain.states import FINAL_JOB, JobState
 
 
@@ -21,6 +22,10 @@ class JobRow(BaseModel):
     reason: str | None = Field(description="why it ended, in one word; null while it lives or when it succeeded")
     cause: str | None = Field(description="why it ended, in one line")
     health: str | None = Field(description="ok, quiet, stalled, unsupervised; null when not running")
+    waiting: str | None = Field(description="what a queued job waits for")
+    priority: int
+    resources: Resources = Field(description="what was asked for; `gpus` is null until the GPUs of the host are known")
+    gpus: list[GpuRef] = Field(description="those its latest attempt was given")
     phase: str | None
     epoch: int | None = Field(description="counts from 0, as checkpoint directories do")
     epochs: int | None
@@ -115,6 +120,10 @@ def _common(job: Job) -> dict[str, Any]:
         "reason": job.reason,
         "cause": job.cause,
         "health": job.health,
+        "waiting": job.waiting,
+        "priority": job.priority,
+        "resources": job.resources,
+        "gpus": [] if job.attempt is None else list(job.attempt.gpus),
         "phase": s.phase,
         "epoch": s.epoch,
         "epochs": s.epochs,
@@ -156,6 +165,8 @@ def _where(job: Job) -> list[str]:
         parts.append(f"epoch {s.epoch + 1} of {s.epochs}")
     if s.step is not None and s.steps:
         parts.append(f"{s.step} of {s.steps} {s.unit or 'steps'} ({100 * s.step // s.steps} %)")
+    elif s.step is not None:
+        parts.append(f"{s.step} {s.unit or 'steps'}")
     if s.loss is not None:
         parts.append(f"loss {s.loss:.4g}")
     if s.tokens_per_s is not None:

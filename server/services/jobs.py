@@ -2,21 +2,22 @@
 
 import logging
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from eagle3_core.contract.params import TrainParams
+from eagle3_core.contract.params import AdoptParams, TrainParams
 from server.db.queries import events as event_queries
 from server.db.queries import jobs as job_queries
 from server.domain.ids import is_job_id
 from server.domain.job import Checkpoint, Job
 from server.domain.states import FINAL_JOB, JobState
 from server.domain.view import JobList, row_of
-from server.errors import Conflict, NotFound, Unavailable
-from server.services.orders import order_once
+from server.errors import Conflict, InsufficientStorage, NotFound, Unavailable
+from server.services.orders import order_once, order_stop
 from server.services.records import write_record
 from server.services.runtime import Runtime
 from server.services.snapshots import Snapshot
 from server.system import clock
+from server.system.beneath import open_beneath
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ def load_job(runtime: Runtime, job_id: str) -> Job:
 
 def no_such_job(job_id: str) -> NotFound:
     """The answer to a wrong id."""
-    return NotFound(f"there is no job {job_id[:64]!r}")
+    return NotFound(f"there is no job {job_id!r}")
 
 
 def load_snapshot(runtime: Runtime, job_id: str) -> Snapshot:
@@ -70,12 +71,33 @@ def list_jobs(runtime: Runtime, limit: int) -> JobList:
 
 def ask_cancel(runtime: Runtime, job_id: str, grace_s: float | None, checkpoint: bool) -> tuple[Job, bool]:
     """Write down that a job shall end; returns it, and False when it had ended already."""
-    load_job(runtime, job_id)
+    job = load_job(runtime, job_id)
     grace = runtime.settings.grace_s if grace_s is None else grace_s
-    with runtime.database.write() as session:
-        job_queries.ask_cancel(session, job_id, grace, clock.utc_now(), checkpoint)
+    try:
+        with runtime.database.write() as session:
+            job_queries.ask_cancel(session, job_id, grace, clock.utc_now(), checkpoint)
+    except Unavailable as error:
+        return _cancel_by_file(runtime, job, grace, checkpoint, error), job.state not in FINAL_JOB
     job = _intent_written(runtime, job_id)
     return job, job.state not in FINAL_JOB
+
+
+def _cancel_by_file(runtime: Runtime, job: Job, grace_s: float, checkpoint: bool, error: Unavailable) -> Job:
+    """Order a stop where the database cannot be written: the shim reads the file, the loop stores it later.
+
+    Raises:
+        Unavailable: nor can the file be made.
+    """
+    if job.state in FINAL_JOB:
+        return job
+    try:
+        order_stop(runtime.job_dir(job.id), grace_s, checkpoint)
+    except OSError:
+        raise error from None
+    logger.warning("job %s is cancelled by file: %s", job.id, error.detail)
+    runtime.unstored_cancels[job.id] = (grace_s, checkpoint)
+    runtime.wake()
+    return replace(job, cancel_asked_at=job.cancel_asked_at or clock.utc_now())
 
 
 def ask_pause(runtime: Runtime, job_id: str, grace_s: float | None) -> Job:
@@ -83,9 +105,10 @@ def ask_pause(runtime: Runtime, job_id: str, grace_s: float | None) -> Job:
 
     Raises:
         NotFound: there is none of that id.
-        Conflict: it has ended, or is cancelled.
+        Conflict: it has ended, or is cancelled, or its process is not ours to stop.
     """
-    load_job(runtime, job_id)
+    if load_job(runtime, job_id).stage == AdoptParams.stage:
+        raise Conflict(f"job {job_id} only watches a process that is not ours, which it never stops; cancel ends it")
     grace = runtime.settings.grace_s if grace_s is None else grace_s
     with runtime.database.write() as session:
         job_queries.ask_pause(session, job_id, grace, clock.utc_now())
@@ -119,7 +142,7 @@ def ask_checkpoint(runtime: Runtime, job_id: str) -> str:
     Raises:
         NotFound: there is none of that id.
         Conflict: it is no training, or does not run.
-        Unavailable: the disk is full.
+        InsufficientStorage: the disk is full.
     """
     job = load_job(runtime, job_id)
     if job.stage != TrainParams.stage or job.state != JobState.RUNNING:
@@ -129,7 +152,7 @@ def ask_checkpoint(runtime: Runtime, job_id: str) -> str:
     try:
         order_once(runtime.job_dir(job_id).checkpoint, request_id)
     except OSError as error:
-        raise Unavailable(f"the request cannot be written: {error}") from error
+        raise InsufficientStorage(f"the request cannot be written: {error}") from error
     return request_id
 
 
@@ -150,10 +173,11 @@ def _intent_written(runtime: Runtime, job_id: str) -> Job:
 
 
 def read_log(runtime: Runtime, job_id: str, offset: int, limit: int, attempt: int | None) -> LogPart:
-    """Bytes of a log, from `offset`; of the newest attempt unless one is named.
+    """Bytes of a log, from `offset`, secrets overwritten; of the newest attempt unless one is named.
 
     Raises:
         NotFound: no such job, or no such attempt of it.
+        Conflict: somebody put a link in its place.
     """
     job = load_job(runtime, job_id)
     newest = 0 if job.attempt is None else job.attempt.number
@@ -162,13 +186,19 @@ def read_log(runtime: Runtime, job_id: str, offset: int, limit: int, attempt: in
     number = attempt or newest
     if number == 0:
         return LogPart(b"", offset, 0, 0)
+    margin = runtime.redactor.margin
     try:
-        with runtime.job_dir(job.id).attempt(number).log.open("rb") as file:
+        with open_beneath(runtime.settings.jobs_dir, runtime.job_dir(job.id).attempt(number).log) as file:
             size = file.seek(0, 2)
-            file.seek(min(offset, size))
-            data = file.read(limit)
+            begin = min(offset, size)
+            start = file.seek(max(0, begin - margin))
+            seen = file.read(begin - start + limit + margin if limit else 0)
     except FileNotFoundError:
         return LogPart(b"", offset, 0, number)
+    except OSError as error:
+        raise Conflict(f"the log of job {job.id} is not a file of its own any more: {error.strerror}") from error
+    # A secret may begin before these bytes, or end behind them.
+    data = runtime.redactor.data(seen)[begin - start :][:limit]
     return LogPart(data, offset + len(data), max(size, min(offset, size) + len(data)), number)
 
 

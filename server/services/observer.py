@@ -8,16 +8,19 @@ lock without exit.json means there will never be one, and events read after an e
 import os
 import re
 from pathlib import Path
+from typing import BinaryIO
 
 from pydantic import ValidationError
 
+from eagle3_core.contract.exits import ExitCode
 from eagle3_core.contract.jobdir import AttemptDir, JobDir, complete_lines, read_json
+from eagle3_core.contract.signatures import END_BYTES
 from server.domain.advance import Observation
 from server.domain.job import Attempt
 from server.domain.outcome import End, ExitRecord
-from server.domain.signatures import END_BYTES
 from server.services.orders import policy_stop
 from server.system import clock, locks
+from server.system.beneath import open_beneath
 from server.system.process import Child, ProcessRecord, read_process
 
 LINES_A_LOOK = 4 << 20
@@ -46,7 +49,7 @@ def observe(job: JobDir, attempt: Attempt, child: Child | None) -> tuple[Observa
     record = read_exit(files.exit)
     process = read_process(files.process)
     end = None if alive and record is None else _end(files, attempt, record, process, exit_code)
-    lines, more = _lines(files.events, attempt.event_offset)
+    lines, more = new_lines(files.events, attempt.event_offset)
     seen = Observation(
         now=clock.utc_now(),
         boottime_s=clock.boottime(),
@@ -85,7 +88,7 @@ def _end(
         record = None  # "could not be started" of a stage that was seen to run: damaged
     began = attempt.started_at is not None or process is not None or files.exit.exists()
     if record is None and not began:
-        if exit_code is None:
+        if exit_code in (None, ExitCode.DISK_FULL):  # the shim found no room for its first file
             raise NeverBegan
         record = ExitRecord(error=words or f"the shim exited with {exit_code}")
     return End(
@@ -111,11 +114,11 @@ def read_exit(path: Path) -> ExitRecord | None:
 def last_words(log: Path) -> str | None:
     """The last line of a log that says anything, without control characters."""
     try:
-        with log.open("rb") as file:
+        with _open(log) as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - 8192))
             tail = file.read().decode(errors="replace")
-    except FileNotFoundError:
+    except OSError:  # not there, or no file of its own
         return None
     lines = [
         " ".join(re.sub(r"\x1b\[[0-9;]*[A-Za-z]|[\x00-\x1f\x7f]", " ", line).split()) for line in tail.splitlines()
@@ -127,15 +130,20 @@ def last_words(log: Path) -> str | None:
 def log_end(log: Path) -> bytes:
     """The end of a log, as much as is worth reading for a cause."""
     try:
-        with log.open("rb") as file:
+        with _open(log) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - END_BYTES))
             return file.read(END_BYTES)
-    except FileNotFoundError:
+    except OSError:
         return b""
 
 
-def _lines(path: Path, offset: int) -> tuple[list[tuple[int, bytes]], bool]:
-    """New lines, and whether the look ended before the file did."""
+def _open(log: Path) -> BinaryIO:
+    """A log, as long as it is one: a link in its place could lead to anything, and its last line is shown."""
+    return open_beneath(log.parents[3], log)
+
+
+def new_lines(path: Path, offset: int) -> tuple[list[tuple[int, bytes]], bool]:
+    """(offset behind it, text) of each new line, and whether the look ended before the file did."""
     try:
         if path.stat().st_size <= offset:
             return [], False

@@ -6,6 +6,7 @@
 The files of an attempt that has ended are removed before the next one starts; a cancel never is.
 """
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ class Orders:
                 order_stop(directory, *wanted)
             self._cancels[job.id] = wanted
         elif by_policy is not None and not directory.stop.exists():
-            write_json(directory.stop, {"grace_s": self._settings.grace_s, "reason": by_policy})
+            with contextlib.suppress(OSError):  # a full disk: tried again at the next look
+                write_json(directory.stop, {"grace_s": self._settings.grace_s, "reason": by_policy})
         elif job.pause_asked_at is not None and not directory.pause.exists():
             _order(directory.pause, {"grace_s": self.pause_grace(job)})
 

@@ -1,14 +1,17 @@
 """Which paths a job may name: absolute, inside the roots after following links, there when read, free when written."""
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
+from eagle3_core.contract.access import unusable
 from eagle3_core.contract.jobdir import MARKER_NAME
-from eagle3_core.contract.params import STAGES
+from eagle3_core.contract.params import STAGES, ExternalParams, StageParams
 from server.domain.job import Job
 from server.errors import FieldError
 from server.settings import Settings
+
+MAX_ENTRIES = 1_000_000
 
 
 class PathRules:
@@ -24,23 +27,66 @@ class PathRules:
         if not Path(path).is_absolute():
             return None
         real = resolve(path)
-        if not any(real.is_relative_to(root) for root in self._roots):
+        if not self._inside(real):
             roots = ", ".join(str(root) for root in self._roots)
             return f"{path} lies outside the allowed roots ({roots}); `eyas serve --root DIR` adds one"
-        if real.parent == self._state and real.is_file():
+        if self._is_daemons(real):
             return f"{path} belongs to the daemon"
+        return None
+
+    def refused(self, params: StageParams) -> Iterator[tuple[str, str]]:
+        """Field and fault of each path that leads out of the roots, by itself or by a link below it."""
+        for field, (role, path) in params.paths().items():
+            fault = self.outside(path)
+            # What lies in the working directory of an allowed program is between it and its operator.
+            if fault is None and role == "input" and not isinstance(params, ExternalParams):
+                fault = self.foreign_link(path)
+            if fault is not None:
+                yield field, fault
+
+    def _inside(self, real: Path) -> bool:
+        return any(real.is_relative_to(root) for root in self._roots)
+
+    def _is_daemons(self, real: Path) -> bool:
+        return real.parent == self._state and real.is_file()
+
+    def foreign_link(self, path: str) -> str | None:
+        """Which link below an input leads out of the roots, or None.
+
+        One that ends inside any root is as good as a file: the caches of Hugging Face consist of them.
+        """
+        left = [resolve(path)]
+        seen: set[Path] = set()
+        entries = 0
+        while left:
+            directory = left.pop()
+            if directory in seen:
+                continue
+            seen.add(directory)
+            for entry in _entries(directory):
+                entries += 1
+                if entries > MAX_ENTRIES:
+                    return f"{path} holds more than {MAX_ENTRIES:,} files, too many to see where their links lead"
+                if entry.is_symlink():
+                    real = resolve(entry.path)
+                    if not self._inside(real) or self._is_daemons(real):
+                        return f"{entry.path} is a link that leads out of the allowed roots, to {real}"
+                    left.append(real)
+                elif entry.is_dir(follow_symlinks=False):
+                    left.append(Path(entry.path))
         return None
 
     def left_roots(self, job: Job) -> str | None:
         """Which path of a stored job lies outside by now, because of a link changed since, or of other roots."""
-        paths = STAGES[job.stage].model_validate(job.params).paths().values()
-        return next((fault for _, path in paths if (fault := self.outside(path)) is not None), None)
+        return next((fault for _, fault in self.refused(STAGES[job.stage].model_validate(job.params))), None)
 
     def unreadable(self, path: str, coming: Collection[Path]) -> str | None:
         """Why an input cannot be used, or None. `coming` are output directories that will exist by then."""
         if not Path(path).is_absolute():
             return f"{path} is not an absolute path"
         real = resolve(path)
+        if (fault := unusable(real, os.R_OK)) is not None:
+            return fault
         try:
             if real.exists() or any(real.is_relative_to(directory) for directory in coming):
                 return None
@@ -60,10 +106,21 @@ class PathRules:
             if real.is_relative_to(other) or other.is_relative_to(real):
                 how = "is" if real == other else "lies in" if real.is_relative_to(other) else "holds"
                 return f"{path} {how} the output directory of {whose}" + ("" if real == other else f", {other}")
+        if (fault := unusable(real, os.W_OK)) is not None:
+            return fault
         try:
             return _occupied(path, real)
         except OSError as error:
             return f"{path} cannot be used: {error.strerror}"
+
+
+def _entries(directory: Path) -> Iterator[os.DirEntry[str]]:
+    """What a directory holds; nothing of one that is none, is not there or cannot be read."""
+    try:
+        with os.scandir(directory) as found:
+            yield from found
+    except OSError:
+        return
 
 
 def _occupied(path: str, real: Path) -> str | None:

@@ -1,19 +1,26 @@
 """What can be known to be wrong before anything starts, from headers and sizes; no tensor is read."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from eagle3_core.contract.access import unusable
 from eagle3_core.contract.params import ExtractParams, PrepareParams, StageParams, TrainParams
 from eagle3_core.contract.verifier_files import VerifierFiles, read_verifier_files
 from eagle3_core.errors import Eagle3Error
 from server.errors import FieldError
 
 _FILES = ("conversations", "prompts")
+_READ_WHOLE = ("checkpoint", "previous", "finetune_from", "verifier", "data_dir", "prepared_dir", "vocab_map_dir")
+_READ = frozenset({".safetensors", ".json", ".pt", ".bin"})
 
 
 def check_content(params: StageParams, pointer: str) -> Iterator[FieldError]:
     """Faults in what the parameters point to. Paths that do not exist yet are passed over."""
     named = params.paths()
+    for field, (role, path) in named.items():
+        if role == "input" and field in _READ_WHOLE and (fault := _unreadable_inside(Path(path))) is not None:
+            yield FieldError(f"{pointer}/{field}", fault)
     for field in _FILES:
         if field in named:
             yield from _check_file(Path(named[field][1]), f"{pointer}/{field}")
@@ -29,6 +36,16 @@ def check_content(params: StageParams, pointer: str) -> Iterator[FieldError]:
         yield FieldError(f"{pointer}/verifier", f"cannot be read: {error}")
         return
     yield from _check_against(files, params, pointer)
+
+
+def _unreadable_inside(directory: Path) -> str | None:
+    """The first file of a directory that a job would read and may not, with owner and mode."""
+    try:
+        entries = sorted(directory.iterdir()) if directory.is_dir() else []
+    except OSError:
+        return None  # said of the directory itself
+    faults = (unusable(entry, os.R_OK) for entry in entries if entry.suffix in _READ)
+    return next((fault for fault in faults if fault is not None), None)
 
 
 def _check_file(path: Path, pointer: str) -> Iterator[FieldError]:

@@ -1,11 +1,17 @@
 """record.json and spec.json: the job directory is the truth, so it is written before anybody is answered."""
 
-from eagle3_core.contract.jobdir import read_json, write_json
+from datetime import datetime
+
+from eagle3_core.contract.jobdir import JobDir, read_json, write_json
 from eagle3_core.contract.params import STAGES
 from eagle3_core.contract.spec import JobSpec
 from server.db.queries import jobs as job_queries
-from server.domain.job import Job
+from server.domain.job import Dependency, Job
+from server.domain.policy import Policy
+from server.domain.resources import Resources
+from server.domain.states import JobState
 from server.services.runtime import Runtime
+from server.system import clock
 
 RECORD_VERSION = 1
 
@@ -31,7 +37,7 @@ def write_new(runtime: Runtime, job: Job) -> None:
 
 def _write(runtime: Runtime, job: Job) -> None:
     directory = runtime.job_dir(job.id)
-    for path in (directory.path, directory.control, directory.path / "attempts"):
+    for path in (directory.path, directory.control, directory.attempts):
         path.mkdir(parents=True, exist_ok=True)
     record = _record_of(job)
     try:
@@ -56,6 +62,55 @@ def write_spec(runtime: Runtime, job: Job) -> None:
         write_json(path, spec.model_dump(mode="json"))
 
 
+def read_record(directory: JobDir) -> Job:
+    """A job as its record and spec tell it, without its attempts and events; it is queued unless it has ended.
+
+    Raises:
+        OSError, ValueError, KeyError, TypeError: a file is missing or damaged.
+    """
+    record, spec = read_json(directory.record), read_json(directory.spec)
+    if record is None or spec is None:
+        missing = directory.record if record is None else directory.spec
+        raise FileNotFoundError(f"there is no {missing.name}")
+    JobSpec.model_validate(spec)
+    if record["id"] != directory.path.name:
+        raise ValueError(f"{directory.record.name} is of job {record['id']}")
+
+    def time(name: str) -> datetime | None:
+        return None if record[name] is None else datetime.fromisoformat(record[name])
+
+    created_at = time("created_at")
+    if created_at is None:
+        raise ValueError(f"{directory.record.name} has no created_at")
+    return Job(
+        number=record["number"],
+        id=record["id"],
+        name=record["name"],
+        stage=record["stage"],
+        params=spec["params"],
+        output_dir=record["output_dir"],
+        created_at=created_at,
+        state=JobState.QUEUED if record["state"] is None else JobState(record["state"]),
+        reason=record["reason"],
+        cause=record["cause"],
+        hint=record["hint"],
+        started_at=time("started_at"),
+        ended_at=time("ended_at"),
+        cancel_asked_at=time("cancel_asked_at"),
+        cancel_grace_s=record["cancel_grace_s"],
+        cancel_checkpoint=record["cancel_checkpoint"],
+        pause_asked_at=time("pause_asked_at"),
+        pause_grace_s=record["pause_grace_s"],
+        idempotency_key=record["idempotency_key"],
+        body_hash=record["body_hash"],
+        policy=Policy.model_validate(record["policy"]),
+        priority=record.get("priority", 0),
+        resources=Resources.model_validate(record.get("resources", {})),
+        version=int(clock.utc_now().timestamp()),  # above any that a client may hold of the row before
+        depends_on=tuple(Dependency(needed, needed, JobState.QUEUED, None) for needed in record["depends_on"]),
+    )
+
+
 def _record_of(job: Job) -> dict[str, object]:
     def text(value: object) -> str | None:
         return None if value is None else str(value)
@@ -69,6 +124,8 @@ def _record_of(job: Job) -> dict[str, object]:
         "output_dir": job.output_dir,
         "depends_on": [dependency.id for dependency in job.depends_on],
         "policy": job.policy.model_dump(mode="json"),
+        "priority": job.priority,
+        "resources": job.resources.model_dump(mode="json"),
         "idempotency_key": job.idempotency_key,
         "body_hash": job.body_hash,
         "created_at": text(job.created_at),

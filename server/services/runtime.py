@@ -5,20 +5,40 @@ from dataclasses import dataclass, field
 
 from eagle3_core.contract.jobdir import JobDir
 from server.db.engine import Database
+from server.domain.redaction import Redactor
+from server.services.background import BackgroundWriter
+from server.services.hardware import Hardware
 from server.services.snapshots import Snapshots
+from server.services.space import Space
 from server.settings import Settings
 
 
 @dataclass
 class Runtime:
-    """Settings, database, hot answers, and the bell that wakes the loop."""
+    """Settings, database, what is secret, hot answers, writes that may wait, the bell that wakes the loop, whether
+    it is urgent and whether it is an intent, and what is known of GPUs and host.
+    """
 
     settings: Settings
     database: Database
-    snapshots: Snapshots = field(default_factory=Snapshots)
+    redactor: Redactor = field(default_factory=Redactor)
+    snapshots: Snapshots = field(init=False)
+    background: BackgroundWriter = field(init=False)
     bell: threading.Event = field(default_factory=threading.Event)
+    urgent: threading.Event = field(default_factory=threading.Event)
+    intent: threading.Event = field(default_factory=threading.Event)
     record_lock: threading.Lock = field(default_factory=threading.Lock)
     stack_lock: threading.Lock = field(default_factory=threading.Lock)
+    unstored_cancels: dict[str, tuple[float, bool]] = field(default_factory=dict)
+    """Id -> (grace in seconds, save first) of cancels that only a file holds, as the database could not be written."""
+    space: Space = field(init=False)
+    hardware: Hardware = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.space = Space(self.settings)
+        self.hardware = Hardware(self.settings, self.wake)
+        self.snapshots = Snapshots(redactor=self.redactor)
+        self.background = BackgroundWriter(self.database)
 
     def job_dir(self, job_id: str) -> JobDir:
         """The directory of a job; the id was checked before."""
@@ -26,4 +46,11 @@ class Runtime:
 
     def wake(self) -> None:
         """Tell the loop that an intent was written."""
+        self.intent.set()
+        self.stir(urgent=True)
+
+    def stir(self, urgent: bool) -> None:
+        """Tell the loop that files have changed; what is not urgent may wait for more of its kind."""
+        if urgent:
+            self.urgent.set()
         self.bell.set()

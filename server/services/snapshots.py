@@ -5,6 +5,7 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 from server.domain.job import Job
+from server.domain.redaction import Redactor
 from server.domain.view import view_of
 
 CAPACITY = 4096
@@ -20,14 +21,15 @@ class Snapshot(NamedTuple):
 class Snapshots:
     """The most recently used views, by job id. Safe to use from any thread."""
 
-    def __init__(self, capacity: int = CAPACITY) -> None:
+    def __init__(self, capacity: int = CAPACITY, redactor: Redactor | None = None) -> None:
         self._capacity = capacity
+        self._redactor = redactor or Redactor()
         self._lock = threading.Lock()
         self._by_id: OrderedDict[str, Snapshot] = OrderedDict()
 
     def put(self, job: Job) -> Snapshot:
-        """Serialise a job; an older version never replaces a newer one."""
-        new = Snapshot(job.version, view_of(job).model_dump_json().encode())
+        """Serialise a job, without secrets; an older version never replaces a newer one."""
+        new = Snapshot(job.version, self._redactor.data(view_of(job).model_dump_json().encode()))
         with self._lock:
             known = self._by_id.get(job.id)
             if known is None or known.version <= new.version:

@@ -10,6 +10,7 @@ from server.services.jobs import load_job
 from server.services.orders import order_once
 from server.services.runtime import Runtime
 from server.system import clock
+from server.system.beneath import open_beneath
 from server.system.process import read_process
 
 ANSWER_S = 5.0
@@ -41,21 +42,24 @@ def take_stack(runtime: Runtime, job_id: str) -> bytes:
             order_once(directory.stack, secrets.token_hex(8))
         except OSError as error:
             raise Unavailable(f"the request cannot be written: {error}") from error
-        return _answer(attempt.stacks, before)
+        return _answer(runtime.settings.jobs_dir, attempt.stacks, before)
 
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def _answer(path: Path, offset: int) -> bytes:
+def _answer(root: Path, path: Path, offset: int) -> bytes:
     end = clock.boottime() + ANSWER_S
     pause = threading.Event()
     while clock.boottime() < end:
         if _size(path) > offset:
-            with path.open("rb") as file:
-                file.seek(offset)
-                text = file.read(MAX_TEXT)
+            try:
+                with open_beneath(root, path) as file:
+                    file.seek(offset)
+                    text = file.read(MAX_TEXT)
+            except OSError as error:
+                raise Conflict(f"{path.name} is not a file of its own any more: {error.strerror}") from error
             if b"\n== end " in text:
                 return text
         pause.wait(LOOK_S)

@@ -15,26 +15,33 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from eagle3_core.contract.jobdir import is_full
 from eagle3_core.contract.params import STAGES, StageParams
 from server.db.queries import jobs as job_queries
 from server.domain.ids import is_job_id, new_job_id
 from server.domain.job import Job, NewJob
 from server.domain.policy import Policy, RetryPolicy
+from server.domain.resources import BY_STAGE, Resources
 from server.errors import (
     MAX_ERRORS,
     Conflict,
     FieldError,
     Forbidden,
+    InsufficientStorage,
     Invalid,
     KeyReused,
     ServiceError,
     Unavailable,
 )
+from server.services.adoption import complete
 from server.services.paths import PathRules, path_error, resolve
 from server.services.preflight import check_content
 from server.services.programs import refuse_foreign_programs
 from server.services.records import write_new
+from server.services.remote_code import refuse_remote_code
 from server.services.runtime import Runtime
+from server.services.settling import settle
+from server.services.space import Planned
 from server.system import clock
 
 NameText = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
@@ -46,7 +53,7 @@ class JobRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     name: NameText | None = None
-    stage: str = Field(description="prepare, extract, train, validate, evaluate or external")
+    stage: str = Field(description="prepare, extract, train, validate, evaluate, external or adopt")
     params: dict[str, Any] = Field(
         description="the parameters of the stage",
         json_schema_extra={"anyOf": [params.model_json_schema() for params in STAGES.values()]},
@@ -56,6 +63,8 @@ class JobRequest(BaseModel):
     max_seconds: float | None = Field(
         None, gt=0, le=31_536_000, description="seconds one attempt may take; over them it fails with time_limit"
     )
+    priority: int = Field(0, ge=-1000, le=1000, description="the higher one starts first; the older one among equals")
+    resources: Resources = Field(BY_STAGE, description="GPUs, CPUs and memory; default: what the stage needs")
     on_stall: Literal["report", "stop"] = Field(
         "report", description="stop: an attempt without progress for too long is ended, with the reason stalled"
     )
@@ -81,6 +90,7 @@ class _Draft:
     request: JobRequest
     output_dir: Path
     depends_on: tuple[str, ...] = ()
+    resources: Resources = BY_STAGE
 
 
 def submit(runtime: Runtime, request: JobRequest | ChainRequest, key: str | None = None) -> tuple[list[Job], bool]:
@@ -92,6 +102,7 @@ def submit(runtime: Runtime, request: JobRequest | ChainRequest, key: str | None
     Raises:
         Invalid: with a pointer to each faulty field; or the key came before with another body.
         Forbidden: a path lies outside the roots, or a program is not allowed.
+        InsufficientStorage: what the jobs would write does not fit.
     """
     if key is None:
         return _store(runtime, _drafts(runtime, request)), True
@@ -135,13 +146,27 @@ def _drafts(runtime: Runtime, request: JobRequest | ChainRequest) -> list[_Draft
     chain = isinstance(request, ChainRequest)
     requests = request.jobs if isinstance(request, ChainRequest) else [request]
     drafts = [_draft(runtime, one, f"/jobs/{place}" if chain else "") for place, one in enumerate(requests)]
-    refuse_foreign_programs(runtime.settings, [(f"{draft.pointer}/params", draft.params) for draft in drafts])
+    named = [(f"{draft.pointer}/params", draft.params) for draft in drafts]
+    refuse_foreign_programs(runtime.settings, named)
+    refuse_remote_code(runtime.settings, named)
     _refuse(_duplicate_names(drafts))
     drafts = _with_dependencies(runtime, drafts)
     _check_paths(runtime, drafts)
     for draft in drafts:
         _refuse(list(check_content(draft.params, f"{draft.pointer}/params")))
-    return drafts
+    _check_space(runtime, drafts)
+    return [replace(draft, resources=_resources(runtime, draft)) for draft in drafts]
+
+
+def _resources(runtime: Runtime, draft: _Draft) -> Resources:
+    return settle(runtime.hardware, draft.request.resources, draft.params, draft.pointer)
+
+
+def _check_space(runtime: Runtime, drafts: Sequence[_Draft]) -> None:
+    planned = [Planned(draft.pointer, draft.name, draft.params, draft.output_dir) for draft in drafts]
+    with runtime.database.read() as session:
+        unfinished = job_queries.unfinished_jobs(session)
+    runtime.space.refuse_what_cannot_fit(planned, unfinished)
 
 
 def nearest(word: str, known: Collection[str]) -> str | None:
@@ -166,6 +191,7 @@ def _draft(runtime: Runtime, request: JobRequest, pointer: str) -> _Draft:
         shown = _field_errors(error, params_class, f"{pointer}/params")
         raise Invalid.of(shown, error.error_count()) from None
     job_id = new_job_id()
+    params = complete(params, f"{pointer}/params")
     named = params.paths().get("output_dir")
     output_dir = runtime.job_dir(job_id).artifacts if named is None else resolve(named[1])
     return _Draft(job_id, request.name or request.stage, pointer, request.stage, params, request, output_dir)
@@ -238,10 +264,9 @@ def _cycle(drafts: Sequence[_Draft]) -> list[FieldError]:
 def _check_paths(runtime: Runtime, drafts: Sequence[_Draft]) -> None:
     rules = PathRules(runtime.settings)
     outside = [
-        fault
+        FieldError(f"{draft.pointer}/params/{field}", fault)
         for draft in drafts
-        for field, (_, path) in draft.params.paths().items()
-        for fault in path_error(f"{draft.pointer}/params/{field}", rules.outside(path))
+        for field, fault in rules.refused(draft.params)
     ]
     if outside:
         raise Forbidden(f"{outside[0].pointer}: {outside[0].message}", outside)
@@ -257,7 +282,7 @@ def _check_paths(runtime: Runtime, drafts: Sequence[_Draft]) -> None:
             pointer = f"{draft.pointer}/params/{field}"
             if role == "input":
                 errors += path_error(pointer, rules.unreadable(path, coming))
-            else:
+            elif role == "output":
                 errors += path_error(pointer, rules.unwritable(path, claimed))
                 claimed[draft.output_dir] = f"{draft.name} in this chain"
     _refuse(errors)
@@ -295,6 +320,8 @@ def _new_job(draft: _Draft, now: datetime, keyed: _Keyed | None) -> NewJob:
         output_dir=str(draft.output_dir),
         created_at=now,
         depends_on=draft.depends_on,
+        priority=request.priority,
+        resources=draft.resources,
         policy=Policy(retry=request.retry, max_seconds=request.max_seconds, on_stall=request.on_stall),
         idempotency_key=None if keyed is None else keyed.key,
         body_hash=None if keyed is None else keyed.body_hash,
@@ -323,6 +350,7 @@ def _store(runtime: Runtime, drafts: Sequence[_Draft], keyed: _Keyed | None = No
             shutil.rmtree(runtime.job_dir(one.id).path, ignore_errors=True)
         if isinstance(error, Unavailable):
             raise
-        raise Unavailable(f"the job directories cannot be written, nothing was stored: {error}") from error
+        kind = InsufficientStorage if is_full(error) else Unavailable
+        raise kind(f"the job directories cannot be written, nothing was stored: {error}") from error
     runtime.wake()
     return jobs

@@ -106,3 +106,8 @@ def terminate(process: ProcessIdentity | None, job_id: str) -> None:
 def kill_marked(job_id: str) -> int:
     """SIGKILL for every process that carries the job's mark; returns how many there were."""
     return proctree.signal_tree(job_id, None, signal.SIGKILL)
+
+
+def any_marked(job_id: str) -> bool:
+    """Whether a process that carries the job's mark lives."""
+    return bool(proctree.marked(job_id))

@@ -20,6 +20,7 @@ function element(tag, className, text) {
 async function ask(path, options) {
   const answer = await fetch(path, options);
   if (answer.status === 401) throw new Error("signed out; run `eyas login` for a new link");
+  if (answer.status === 403) throw new Error((await answer.json()).detail);
   if (!answer.ok) throw new Error(`the daemon answered ${answer.status}`);
   return answer;
 }
@@ -91,6 +92,34 @@ function showJobs(jobs) {
   if (focused) byId("jobs").querySelector(`[data-id="${CSS.escape(focused)}"]`)?.focus();
 }
 
+const gib = (bytes) => (bytes === null ? "?" : (bytes / 2 ** 30).toFixed(1));
+
+function gpuLine(gpu) {
+  const label = gpu.instance === null ? `GPU ${gpu.index}` : `GPU ${gpu.index}:${gpu.instance}`;
+  const facts = [gpu.name, gpu.lost];
+  if (!gpu.lost) {
+    facts.push(`${gib(gpu.memory_used)} of ${gib(gpu.memory_total)} GiB`);
+    if (gpu.utilization_percent !== null) facts.push(`${gpu.utilization_percent} %`);
+    if (gpu.temperature_c !== null) facts.push(`${gpu.temperature_c} °C`);
+    if (gpu.power_w !== null) facts.push(`${Math.round(gpu.power_w)} W`);
+    facts.push(gpu.job ? `job ${gpu.job}` : gpu.in_the_way);
+  }
+  return element("li", gpu.lost ? "small bad" : "small", `${label}: ${facts.filter(Boolean).join(" · ")}`);
+}
+
+function showHost({ host, reason }, gpus) {
+  byId("host").hidden = !host;
+  if (!host) return;
+  const facts = [];
+  if (host.cpu_percent !== null) facts.push(`CPU ${host.cpu_percent} % of ${host.cpus}`);
+  if (host.ram_used !== null) facts.push(`memory ${gib(host.ram_used)} of ${gib(host.ram_total)} GiB`);
+  for (const disk of host.disks) facts.push(disk.reason ? `${disk.path}: ${disk.reason}` : `${disk.path} ${gib(disk.free)} GiB free`);
+  byId("host").querySelector("p").textContent = [...facts, reason].filter(Boolean).join(" · ");
+  const lines = gpus.gpus.map(gpuLine);
+  if (gpus.reason && gpus.reason !== reason) lines.push(element("li", "small bad", gpus.reason));
+  byId("host").querySelector("ul").replaceChildren(...lines);
+}
+
 function pairs(list, entries) {
   list.replaceChildren(
     ...entries
@@ -117,14 +146,15 @@ function showJob(job) {
   byId("cancel").hidden = !LIVE.has(job.state);
   pairs(byId("facts"), [
     ["Phase", job.state === "succeeded" ? null : job.phase],
-    ["Epoch", job.epoch === null ? null : `${job.epoch + 1} of ${job.epochs}`],
-    [job.unit && job.unit !== "steps" ? `Progress (${job.unit})` : "Step", job.steps ? `${job.step} of ${job.steps}` : null],
+    ["Epoch", job.epoch === null ? null : `${job.epoch + 1}${job.epochs ? ` of ${job.epochs}` : ""}`],
+    [job.unit && job.unit !== "steps" ? `Progress (${job.unit})` : "Step", job.steps ? `${job.step} of ${job.steps}` : job.step],
     ["Loss", number(job.loss)],
     ["Accuracy by step", job.accuracy ? job.accuracy.map((one) => number(one, 3) ?? "–").join(", ") : null],
     ["Learning rate", number(job.lr, 3)],
     ["Tokens/s", number(job.tokens_per_s)],
     ["Elapsed", duration(job.elapsed_s)],
     ["Left, about", duration(job.eta_s)],
+    ["GPUs", job.gpus.map((gpu) => `${gpu.index} (${gpu.uuid})`).join(", ")],
     ["Output", job.output_dir],
     ...resultPairs(job.result),
   ]);
@@ -158,7 +188,7 @@ function showCheckpoints(checkpoints) {
     ...checkpoints.map((one) => {
       const item = element("li", "small");
       const top = element("div", "line");
-      top.append(element("span", "", one.path), element("span", `verdict ${one.verdict || ""}`, one.verdict || "not judged yet"));
+      top.append(element("span", "", one.path), element("span", `verdict ${one.verdict || ""}`, one.removed_at ? `${one.verdict || ""} removed` : one.verdict || "not judged yet"));
       item.append(top);
       for (const finding of one.findings) {
         item.append(element("div", finding.severity === "info" ? "faint" : "hint", [finding.code, finding.file, finding.tensor, finding.message].filter(Boolean).join(": ")));
@@ -196,6 +226,7 @@ async function refresh() {
     const { jobs } = await askJson("/jobs?limit=50");
     if (!selected && jobs.length) selected = (jobs.find((job) => job.state === "running") || jobs[0]).id;
     showJobs(jobs);
+    showHost(...(await Promise.all([askJson("/host"), askJson("/gpus")])));
     if (selected) {
       const wanted = selected;
       const path = `/jobs/${encodeURIComponent(wanted)}`;

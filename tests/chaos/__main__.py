@@ -2,7 +2,9 @@
 
 import argparse
 import json
+import os
 import secrets
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -22,6 +24,10 @@ seed = secrets.randbelow(1 << 32) if arguments.seed is None else arguments.seed
 print(f"{arguments.rounds} rounds, seed {seed}, in {place}", flush=True)
 if libfaketime() is None:
     print("no clock jumps: libfaketime is not installed (Debian: apt-get install faketime)", flush=True)
+if os.geteuid() != 0:
+    print("no full disks: mounting a small one needs root", flush=True)
+if shutil.which("cc") is None:
+    print("no failing NVML: there is no C compiler to make the library of the fake GPUs", flush=True)
 figures, faults = run(place, arguments.rounds, seed)
 for line in faults:
     print(line)

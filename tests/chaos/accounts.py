@@ -69,6 +69,11 @@ def settle(order: Order, job: dict[str, Any] | None, record: Path, faults: Fault
     twice = [attempt for attempt, count in Counter(order.starts).items() if count > 1]
     if twice or len(order.starts) > (job["attempt"] or 0):
         faults.doubled.append(f"{order.name} ({order.id}): starts {order.starts}, {job['attempt']} attempts")
+    clashes = {words[1] for words in order.told if words[0] == "clash"}
+    faults.doubled += [f"{order.name} ({order.id}): {gpu} was somebody else's as well" for gpu in sorted(clashes)]
+    wanted = order.request.get("resources", {}).get("gpus", 0)
+    if order.starts and len(job["gpus"]) != wanted:
+        faults.wrong_state.append(f"{order.name} ({order.id}): asked for {wanted} GPUs, got {job['gpus']}")
     fault = contradiction(order, job)
     if fault is not None:
         faults.wrong_state.append(
@@ -90,6 +95,11 @@ def contradiction(order: Order, job: dict[str, Any]) -> str | None:
         return None if order.cancel_asked else "nobody asked for a cancel"
     if "stage" in order.hurt or ("shim" in order.hurt and not order.starts):
         return None
+    if "disk" in order.hurt and not order.ended(3):
+        told = job["reason"] == "disk_full" or (order.ended(28) and "exited with code 28" in (job["cause"] or ""))
+        if "shim" in order.hurt:  # nobody recorded the end, and that of the attempt that followed may be anything
+            told = told or job["reason"] in ("worker_lost", "spawn_failed")
+        return None if told else "the disk was full, and its reason is another one"
     if order.kind == "failing" and order.ended(3):
         told = "exited with code 3 of its own accord" in (job["cause"] or "") or "shim" in order.hurt
         return None if told else "the cause is not the program's exit code"

@@ -92,6 +92,8 @@ class KilledDaemon:
         self.state = place / "state"
         self.log = place / "daemon.log"
         self.kills = 0
+        self.short_of_disk = False
+        """The next start may fail for want of room."""
         self._environment = environment
         self._place = place
         self._process: subprocess.Popen[bytes] | None = None
@@ -130,7 +132,7 @@ class KilledDaemon:
         """`answers`, `dead`, or None while neither is known."""
         assert self._process is not None
         if (status := self._process.poll()) is not None:
-            if status != -signal.SIGKILL:
+            if status != -signal.SIGKILL and not self.short_of_disk:
                 raise RuntimeError(f"the daemon ended with {status}; see {self.log}")
             return "dead"
         try:
@@ -149,6 +151,7 @@ class KilledDaemon:
             client.close()
             return None
         self._http = client
+        self.short_of_disk = False
         return "answers"
 
     def kill(self) -> None:

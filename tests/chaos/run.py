@@ -1,6 +1,7 @@
 """Rounds of jobs and mishaps. The witness outside counts, not the daemon.
 
-each round: submit 2 or 3 jobs (answers get lost) - cancel - kill daemon, shim, stage - move the clock - look
+each round: submit 2 or 3 jobs (answers get lost) - cancel - kill daemon, shim, stage - move the clock - fill the disk
+            - have NVML fail
 at the end: every job ended, nothing left, then each is settled (accounts.py)
 """
 
@@ -9,6 +10,7 @@ import random
 import shutil
 import signal
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,8 @@ import httpx
 from eagle3_core.contract import proctree
 from tests.chaos.accounts import FINAL, Faults, Order, settle
 from tests.chaos.daemon import Clock, KilledDaemon, Worker, carriers, kill_worker, until, workers, zombies
+from tests.chaos.gpus import ChaosGpus, chaos_gpus
+from tests.disks import SmallDisk, cannot_mount
 
 WITNESS = Path(__file__).with_name("witness.py")
 KINDS = ("short", "long", "failing", "deaf", "forking")
@@ -26,6 +30,8 @@ JUMPS_S = (-30 * 86_400, -86_400, -3600, -61, 61, 3600, 86_400, 30 * 86_400)
 MAX_RUNNING = 6
 BACKLOG = 12
 ENDED_WITHIN_S = 180.0
+DISK_BYTES = 96 << 20
+FULL = 507
 
 
 @dataclass
@@ -36,6 +42,9 @@ class Tally:
     shim_kills: int = 0
     stage_kills: int = 0
     clock_jumps: int = 0
+    disk_full: int = 0
+    nvml_failures: int = 0
+    on_gpus: int = 0
     answers_lost: int = 0
 
 
@@ -48,11 +57,16 @@ class Chaos:
         self.random = random.Random(seed)
         self.clock = Clock(place)
         (place / "witness").mkdir()
+        self.disk = small_disk(place / "state")
+        self.gpus: ChaosGpus | None = chaos_gpus(place)
         settings = {
             "EYAS_EXTERNAL_PROGRAMS": json.dumps([str(Path(sys.executable).resolve())]),
             "EYAS_MAX_RUNNING": str(MAX_RUNNING),
+            "EYAS_DISK_LOW_GB": "0.004",
+            "EYAS_DISK_RESERVE_MB": "4",
         }
-        self.daemon = KilledDaemon(place, {**settings, **self.clock.environment})
+        nvml = {} if self.gpus is None else self.gpus.environment
+        self.daemon = KilledDaemon(place, {**settings, **self.clock.environment, **nvml})
         self.orders: dict[str, Order] = {}
         self.tally = Tally()
         self.faults = Faults()
@@ -90,7 +104,9 @@ class Chaos:
                 answer = client.post("/jobs", json=order.request, headers=headers, timeout=httpx.Timeout(30, read=wait))
             except httpx.TransportError:
                 answer = None
-            if answer is not None and answer.status_code >= 500:
+            if answer is not None and answer.status_code == FULL:
+                threading.Event().wait(0.05)  # until there is room
+            elif answer is not None and answer.status_code >= 500:
                 self.faults.lock_errors.append(f"POST /jobs: {answer.status_code} {answer.text[:300]}")
             elif answer is not None and answer.status_code == 409 and self._keyed:
                 pass  # the first request with this key is still at work
@@ -98,7 +114,7 @@ class Chaos:
                 assert answer.status_code in (200, 201), answer.text
                 order.id = answer.json()["jobs"][0]["id"]
                 return
-            self.tally.answers_lost += 1
+            self.tally.answers_lost += answer is None
             lose = False
             if not self._keyed and order.name in (there := self.by_name()):
                 order.id = there[order.name][0]["id"]
@@ -120,6 +136,7 @@ class Chaos:
     def round(self, number: int) -> None:
         """Submit, and let things go wrong."""
         self.tally.rounds += 1
+        troubles = self.troubles(number)
         timer = self.daemon.kill_in(self.random.uniform(0, 0.8)) if self.due(self.daemon.kills, number) else None
         for _ in range(self.random.choice((2, 3, 3))):
             order = self.order()
@@ -139,8 +156,42 @@ class Chaos:
             if self.random.random() < 0.3:
                 self.daemon.kill_in(self.random.uniform(0, 1.0))  # while it starts and adopts
         self.look()
+        for trouble in troubles:
+            trouble.join()
         until(lambda: self.look() <= BACKLOG, "a shorter queue", ENDED_WITHIN_S, 0.1)
         self.clock.tidy()
+
+    def troubles(self, number: int) -> list[threading.Thread]:
+        """What goes wrong around the daemon for a while."""
+        begun = []
+        if self.disk is not None and self.due(self.tally.disk_full, number):
+            begun.append(self.fill_the_disk(self.disk))
+        if self.gpus is not None and self.due(self.tally.nvml_failures, number):
+            begun.append(self.gpus.fail(self.random))
+            self.tally.nvml_failures += 1
+        return begun
+
+    def fill_the_disk(self, disk: SmallDisk) -> threading.Thread:
+        """Have the state directory's disk filled up for a while, soon; what is freed meanwhile is taken as well."""
+        begin, length = self.random.uniform(0, 0.5), self.random.uniform(0.1, 0.7)
+
+        def fill() -> None:
+            pause = threading.Event()
+            pause.wait(begin)
+            end = time.monotonic() + length
+            self.daemon.short_of_disk = True
+            while time.monotonic() < end:
+                disk.fill()
+                for order in list(self.orders.values()):
+                    if order.seen_final is None:
+                        order.hurt.add("disk")
+                pause.wait(0.1)
+            disk.empty()
+
+        self.tally.disk_full += 1
+        thread = threading.Thread(target=fill, name="filler")
+        thread.start()
+        return thread
 
     def due(self, done: int, number: int) -> bool:
         """About every third round, and never far behind."""
@@ -157,7 +208,10 @@ class Chaos:
             "argv": [sys.executable, "-I", "-S", *words],
             "expect_outputs": [] if kind == "failing" else ["made"],
         }
-        return Order(name, kind, file, {"name": name, "stage": "external", "params": params})
+        gpus = self.random.choice((0, 0, 1, 1, 2)) if self.gpus is not None else 0
+        self.tally.on_gpus += gpus > 0
+        request = {"name": name, "stage": "external", "params": params, "resources": {"gpus": gpus}}
+        return Order(name, kind, file, request)
 
     def cancel(self, order: Order) -> None:
         """Ask for its end, sometimes more than once."""
@@ -240,8 +294,22 @@ class Chaos:
         self.daemon.kill()
         self.daemon.hang_up()
         self.clock.tidy()
+        if self.disk is not None:
+            self.disk.empty()
         for _, job_id in carriers({order.id for order in self.orders.values() if order.id is not None}):
             proctree.signal_tree(job_id, None, signal.SIGKILL)
+
+    def unmount(self) -> None:
+        """Take the disk away, once what it holds has been read or kept."""
+        if self.disk is not None:
+            shutil.copytree(self.disk.path, self.place / "state-at-the-end", ignore=shutil.ignore_patterns("reserve"))
+            self.disk.close()
+
+
+def small_disk(path: Path) -> SmallDisk | None:
+    """A disk that can be filled, or None without the right to mount one."""
+    path.mkdir(mode=0o700)
+    return None if cannot_mount(path, DISK_BYTES) else SmallDisk(path)
 
 
 def run(place: Path, rounds: int, seed: int, tempo: float = 1.5) -> tuple[dict[str, Any], list[str]]:
@@ -254,8 +322,10 @@ def run(place: Path, rounds: int, seed: int, tempo: float = 1.5) -> tuple[dict[s
         chaos.settle()
         kills = chaos.daemon.kills
         chaos.daemon.stop()
+        faults = chaos.faults.lines()
     finally:
         chaos.close()
+        chaos.unmount()
     tally = chaos.tally
     figures = {
         "rounds": tally.rounds,
@@ -263,14 +333,15 @@ def run(place: Path, rounds: int, seed: int, tempo: float = 1.5) -> tuple[dict[s
         "daemon_kills": kills,
         "shim_kills": tally.shim_kills,
         "stage_kills": tally.stage_kills,
-        "disk_full": 0,
+        "disk_full": tally.disk_full,
+        "nvml_failures": tally.nvml_failures,
+        "jobs_on_gpus": tally.on_gpus,
         "clock_jumps": tally.clock_jumps,
         "answers_lost": tally.answers_lost,
         **chaos.faults.counts(),
         "seed": seed,
         "seconds": round(time.monotonic() - started, 1),
     }
-    faults = chaos.faults.lines()
     if not faults:
         shutil.rmtree(place, ignore_errors=True)
     return figures, faults

@@ -1,9 +1,10 @@
 """The program of every job: it tells a file of its own when it truly starts and ends. Standard library only.
 
 python -I -S witness.py FILE KIND SECONDS CODE_ON_TERM
-lines: "start ATTEMPT PID", "term ATTEMPT PID", "end CODE ATTEMPT PID"
+lines: "start ATTEMPT PID", "term ATTEMPT PID", "end CODE ATTEMPT PID", "clash GPU ATTEMPT PID"
 """
 
+import fcntl
 import os
 import select
 import signal
@@ -40,6 +41,16 @@ def on_term(_number: int, _frame: object) -> None:
     os._exit(CODE_ON_TERM)
 
 
+def hold_gpus() -> None:
+    """A lock for each GPU it was given, held by what it leaves behind as well; one that is held is noted."""
+    for gpu in filter(None, os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")):
+        descriptor = os.open(Path(FILE).with_name(f"{gpu}.lock"), os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            note(f"clash {gpu}")
+
+
 def leave_children() -> None:
     """Two sessions of two processes each; one of them is deaf to SIGTERM."""
     for deaf in (False, True):
@@ -55,14 +66,18 @@ def leave_children() -> None:
 def main() -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN if KIND == "deaf" else on_term)
     note("start")
+    hold_gpus()
     if KIND == "forking":
         leave_children()
     if KIND != "short":
         rest(SECONDS)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # from here on it ends of its own accord
     code = 3 if KIND == "failing" else 0
-    if code == 0:
-        Path(os.environ["EYAS_OUTPUT_DIR"], "made").write_text("by the witness\n")
+    try:
+        if code == 0:
+            Path(os.environ["EYAS_OUTPUT_DIR"], "made").write_text("by the witness\n")
+    except OSError as error:  # a full disk: 28
+        code = error.errno or 1
     note(f"end {code}")
     return code
 

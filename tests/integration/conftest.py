@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
+from tests.nvml.fake import FakeNvml, compile_library
+
 DOUBLE = Path(__file__).parent / "double"
+ROOT = Path(__file__).parents[2]
 
 
 class Planner:
@@ -45,7 +48,7 @@ def planned(tmp_path: Path) -> Planner:
 def worker_python(directory: Path) -> dict[str, str]:
     """The setting that puts the planned stage in place."""
     python = directory / "worker-python"
-    python.write_text(f'#!/bin/sh\nPYTHONPATH={DOUBLE} exec {sys.executable} "$@"\n')
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={DOUBLE}:{ROOT} exec {sys.executable} "$@"\n')
     python.chmod(0o755)
     return {"EYAS_WORKER_PYTHON": str(python)}
 
@@ -69,3 +72,29 @@ def shared(tmp_path_factory: pytest.TempPathFactory, daemon_class: Any) -> Itera
     daemon = daemon_class(place / "state", root, worker_python(place)).start()
     yield daemon, Planner(root)
     daemon.close()
+
+
+@pytest.fixture(scope="session")
+def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of the fake library."""
+    directory = tmp_path_factory.mktemp("nvml")
+    compile_library(directory)
+    return directory
+
+
+@pytest.fixture
+def nvml(nvml_library: Path, tmp_path: Path) -> FakeNvml:
+    """Eight fake GPUs of the test's own."""
+    return FakeNvml(nvml_library, tmp_path / "gpus")
+
+
+@pytest.fixture
+def gpu_daemon(planned_daemon: Callable[..., Any], nvml: FakeNvml, wait_for: Any) -> Callable[..., Any]:
+    """Starts a daemon that sees the fake GPUs, and has seen them."""
+
+    def make(**environment: str) -> Any:
+        daemon = planned_daemon(**nvml.environment, **environment)
+        wait_for(lambda: daemon.client.gpus()["time"], what="a first look at the GPUs")
+        return daemon
+
+    return make

@@ -57,7 +57,7 @@ def test_a_stage_whose_shim_died_before_naming_it_runs_and_can_be_cancelled(shar
     wait_for(lambda: daemon.client.job(job_id)["health"] == "unsupervised")
     daemon.client.cancel(job_id, grace_s=20)
     assert daemon.wait_ended(job_id)["state"] == "cancelled"
-    assert proctree.marked(job_id) == []
+    wait_for(lambda: proctree.marked(job_id) == [])
 
 
 def test_what_a_killed_daemon_finds_damaged(planned_daemon, planned, tmp_path, wait_for):

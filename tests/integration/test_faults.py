@@ -76,7 +76,7 @@ def test_fault_01_orphans(shared, wait_for):
     daemon.client.cancel(stored["id"])
     assert daemon.wait_ended(stored["id"])["state"] == "cancelled"
     assert [pid for pid in tree if start_ticks(pid) is not None] == []
-    assert proctree.marked(stored["id"]) == []
+    wait_for(lambda: proctree.marked(stored["id"]) == [])
 
 
 def test_fault_02_zombies(shared, wait_for):
@@ -157,7 +157,7 @@ def test_fault_06_cancel_races(shared, wait_for):
         job = daemon.wait_ended(job_id)
         assert (job["state"], job["reason"]) == ("cancelled", "cancelled_by_user")
         assert daemon.client.cancel(job_id)["state"] == "cancelled"
-    assert [proctree.marked(job_id) for job_id in ids] == [[]] * len(ids)
+    wait_for(lambda: not any(proctree.marked(job_id) for job_id in ids))
 
 
 def test_fault_08_sighup(shared, tmp_path, wait_for):

@@ -177,6 +177,14 @@ def test_pause_while_finishing_is_a_success(shared, tmp_path, wait_for):
     refused(daemon.client.resume, job["id"])
 
 
+def test_a_stop_that_comes_when_all_is_done_changes_nothing(shared, wait_for):
+    """Python gives signals their default action back while it ends, long before the process is gone."""
+    daemon, planned = shared
+    [stored] = daemon.client.submit(planned(HERE, ["stopped_at_exit", None]))
+    job = daemon.wait_ended(stored["id"])
+    assert (job["state"], job["reason"]) == ("succeeded", None)
+
+
 @pytest.mark.parametrize("checkpoint", [True, False])
 def test_pause_then_cancel(shared, tmp_path, wait_for, checkpoint):
     """The cancel counts, and a stage that has not begun to save heeds it."""

@@ -86,7 +86,9 @@ def test_from_conversations_to_an_acceptance_length(new_daemon: Any) -> None:
     assert sorted(path.name for path in (daemon.root / "train").iterdir() if not path.name.startswith(".")) == [
         "0",
         "1",
+        "checkpoint_best",
     ]
+    assert (daemon.root / "train" / "checkpoint_best").readlink() == Path("1")
 
     found = jobs["evaluate"]["result"]["data"]
     assert found == json.loads((daemon.root / "evaluate" / "acceptance.json").read_text())

@@ -117,7 +117,7 @@ def test_an_unsupervised_job_can_be_cancelled(planned_daemon, planned, plan, wai
     job = daemon.wait_ended(stored["id"])
     assert (job["state"], job["reason"]) == ("cancelled", "cancelled_by_user")
     assert start_ticks(stage) is None
-    assert proctree.marked(stored["id"]) == []
+    wait_for(lambda: proctree.marked(stored["id"]) == [])
 
 
 def test_shim_and_stage_killed_together_are_a_lost_worker(planned_daemon, planned):

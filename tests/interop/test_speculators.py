@@ -8,10 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from benchmarks.peers import SPECULATORS, peer_python
 from eagle3_core.checkpoint.format import read_drafter_config, read_drafter_tensors, write_checkpoint
+from eagle3_core.contract.drafter_config import DrafterConfig
 from eagle3_core.contract.verifier_files import read_verifier_files
-from eagle3_core.model.config import DrafterConfig
 from eagle3_core.model.drafter import Eagle3Drafter
 from eagle3_core.model.vocab_map import build_vocab_map
 from eagle3_core.training.engine import Document, make_pack, score_pack
@@ -53,12 +52,6 @@ CASES = {
 }
 TTT_STEPS, DECAY, TOKENS = 3, 0.8, 48
 TRAINED, BATCHES, STEPS, LR = "all_of_0_9", 4, 50, 1e-3
-
-
-@pytest.fixture(scope="session")
-def python() -> Path:
-    """The peer's interpreter; its venv is made on first use."""
-    return peer_python(SPECULATORS)
 
 
 @pytest.fixture(scope="session")

@@ -3,8 +3,12 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from client.stages import markdown
 from eagle3_core.contract.exits import Reason
+from eagle3_core.contract.params import STAGES
+from server.services.submission import JobRequest
 from server.settings import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -17,6 +21,12 @@ def test_docs_stages_is_what_eyas_stages_prints() -> None:
 def test_every_setting_is_documented() -> None:
     text = (ROOT / "docs/api.md").read_text()
     assert [name for name in Settings.model_fields if f"EYAS_{name.upper()}" not in text] == []
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.json")), ids=lambda path: path.stem)
+def test_every_example_is_a_request(path: Path) -> None:
+    request = JobRequest.model_validate_json(path.read_text())
+    STAGES[request.stage].model_validate(request.params)
 
 
 def test_the_readme_names_every_make_target_and_no_other() -> None:

@@ -22,6 +22,7 @@ from worker.context import StageContext, StageResult
 from worker.device import pick_device
 from worker.hugging_face import HuggingFaceSession, HuggingFaceTokenizer, capture_states, load_model
 from worker.progress import Progress
+from worker.remote_code import report_code
 
 
 def run(context: StageContext) -> StageResult:
@@ -33,7 +34,9 @@ def run(context: StageContext) -> StageResult:
     files = read_verifier_files(verifier)
     for code, message in files.warnings:
         context.warn(code, message)
-    tokenizer = HuggingFaceTokenizer(verifier)
+    if params.allow_remote_code:
+        report_code(context, verifier)
+    tokenizer = HuggingFaceTokenizer(verifier, params.allow_remote_code)
     prompts = read_prompts(Path(params.prompts), tokenizer, params.max_prompts)
     _check_request(params, files, prompts)
     device = pick_device(params.device)
@@ -42,7 +45,7 @@ def run(context: StageContext) -> StageResult:
     if aux_ids is None:
         raise BadInput(f"{params.checkpoint}: config.json states no aux layer ids, so its states are unknown")
     # float32 on both sides: in bfloat16 a verifier's own argmax changes with the number of tokens in a pass.
-    model = load_model(verifier, device, torch.float32)
+    model = load_model(verifier, device, torch.float32, params.allow_remote_code)
 
     context.phase("decoding")
     stop_ids = set(files.eos_token_ids) | set(tokenizer.stop_ids)

@@ -1,8 +1,8 @@
 """external: a program of the operator's choice, run as it is and never through a shell.
 
-It is a child of the stage with the stage's own stdout and stderr. SIGTERM is passed on to it. Its end is told apart:
-by a signal, then the stage ends by the same one, so that the shim's record says so; by a code of its own, then that
-code is the cause, whatever number it is.
+It is a child of the stage with the stage's own stdout and stderr, so that a dead stage breaks nothing; the stage reads
+along in the log's file. SIGTERM is passed on to it. Its end is told apart: by a signal, then the stage ends by the same
+one, so that the shim's record says so; by a code of its own, then that code is the cause, whatever number it is.
 """
 
 import contextlib
@@ -13,13 +13,17 @@ import select
 import signal
 import subprocess
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+from eagle3_core.contract.exits import DEFAULT_GRACE_S
 from eagle3_core.contract.jobdir import OUTPUT_DIR_VARIABLE
 from eagle3_core.contract.params import ExternalParams
-from eagle3_core.errors import BadData, BadInput, ProgramFailed
+from eagle3_core.errors import BadData, BadInput, Diverged, InvalidCheckpoint, ProgramFailed
 from worker.context import StageContext, StageResult, Stopped
+from worker.follow import LogFollower
+from worker.watcher import Watcher
 
 TURN_S = 0.2
 
@@ -34,23 +38,41 @@ def run(context: StageContext) -> StageResult:
         BadInput: it cannot be started.
         ProgramFailed: it exited with another code than 0.
         BadData: it exited 0, but an output it was to write is missing.
+        InvalidCheckpoint, Diverged: that was seen, and the job was asked to stop then.
         Stopped: it ended after it was asked to stop.
     """
     params = context.params
     assert isinstance(params, ExternalParams)
     context.check_stop()
     context.phase("running")
+    watcher = _watcher(context, params)
     program = _start(params, context.output_dir)
-    code, told = _wait(program, context.stop_requested)
+    try:
+        code, told = _wait(program, context.stop_requested, watcher.turn)
+    except (InvalidCheckpoint, Diverged):
+        watcher.close()
+        _end(context, program)
+        raise
     if told:
         context.report("program", f"{_manner(code)} after it was asked to stop", exit_code=code)
+        watcher.finish(succeeded=False)
         raise Stopped
+    watcher.finish(succeeded=code == 0)
     if code < 0:
         context.report("program", _manner(code), exit_code=code)
         _end_by(-code)
     if code > 0:
         raise _failure(params.argv[0], code)
     return StageResult({"exit_code": 0}, _outputs(params, context.output_dir))
+
+
+def _watcher(context: StageContext, params: ExternalParams) -> Watcher:
+    """Reads the log from where the program will begin, and looks for checkpoints that are not there yet."""
+    directory = context.output_dir if params.watch is None else context.output_dir / params.watch
+    log = LogFollower(Path("/proc/self/fd/1"), os.fstat(1).st_size)
+    watcher = Watcher(context, params, log, directory, present=False)
+    watcher.stop_on(invalid=params.on_invalid_checkpoint == "stop", nonfinite=params.on_nonfinite_loss == "stop")
+    return watcher
 
 
 def _start(params: ExternalParams, output_dir: Path) -> subprocess.Popen[bytes]:
@@ -69,8 +91,10 @@ def _start(params: ExternalParams, output_dir: Path) -> subprocess.Popen[bytes]:
         raise BadInput(f"{params.argv[0]} cannot be started: {error.strerror}") from error
 
 
-def _wait(program: subprocess.Popen[bytes], stop_requested: threading.Event) -> tuple[int, bool]:
-    """Its code (negative: the signal), and whether it lived when a stop was passed on to it."""
+def _wait(
+    program: subprocess.Popen[bytes], stop_requested: threading.Event, turn: Callable[[], None]
+) -> tuple[int, bool]:
+    """Its code (negative: the signal), and whether it lived when a stop was passed on to it. `turn` is called often."""
     descriptor = os.pidfd_open(program.pid)  # stays open: the thread may need it as long as this process lives
     told = threading.Event()
     telling = threading.Lock()
@@ -84,10 +108,22 @@ def _wait(program: subprocess.Popen[bytes], stop_requested: threading.Event) -> 
     threading.Thread(target=pass_on, name="pass the stop on", daemon=True).start()
     # In turns: a signal that comes just before a wait without end would be heeded only after it.
     while not select.select([descriptor], [], [], TURN_S)[0]:
-        pass
+        turn()
     code = program.wait()
     with telling:
         return code, told.is_set()
+
+
+def _end(context: StageContext, program: subprocess.Popen[bytes]) -> None:
+    """Ask a program to stop on the job's own account, and kill it when its grace is over."""
+    with contextlib.suppress(ProcessLookupError):
+        program.terminate()
+    try:
+        code = program.wait(DEFAULT_GRACE_S)
+    except subprocess.TimeoutExpired:
+        program.kill()
+        code = program.wait()
+    context.report("program", f"{_manner(code)} after it was asked to stop", exit_code=code)
 
 
 def _manner(code: int) -> str:

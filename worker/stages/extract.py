@@ -22,6 +22,7 @@ from worker.context import StageContext, StageResult
 from worker.device import pick_device
 from worker.hugging_face import capture_states, load_model
 from worker.progress import Progress
+from worker.remote_code import report_code
 
 CHECKED_LOGITS = 512
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.03}
@@ -54,7 +55,9 @@ def run(context: StageContext) -> StageResult:
     manifest, rows = _read_rows(params, files)
     context.phase("loading")
     device = pick_device(params.device)
-    model = load_model(Path(params.verifier), device, DTYPES[params.dtype])
+    if params.allow_remote_code:
+        report_code(context, Path(params.verifier))
+    model = load_model(Path(params.verifier), device, DTYPES[params.dtype], params.allow_remote_code)
     meta = StoreMeta(
         verifier=params.verifier,
         config_fingerprint=config_fingerprint(Path(params.verifier)),

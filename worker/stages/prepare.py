@@ -14,6 +14,7 @@ from eagle3_core.training.ttt import counted_rows
 from worker.context import StageContext, StageResult
 from worker.hugging_face import HuggingFaceTokenizer
 from worker.progress import Progress
+from worker.remote_code import report_code
 
 LOW_COVERAGE = 0.8
 
@@ -27,7 +28,9 @@ def run(context: StageContext) -> StageResult:
         context.warn(code, message)
 
     context.phase("tokenising")
-    tokenizer = HuggingFaceTokenizer(Path(params.verifier))
+    if params.allow_remote_code:
+        report_code(context, Path(params.verifier))
+    tokenizer = HuggingFaceTokenizer(Path(params.verifier), params.allow_remote_code)
     source = Path(params.conversations)
     total = sum(1 for _ in read_conversations(source))
     if not total:

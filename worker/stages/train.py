@@ -74,7 +74,8 @@ def _train(context: StageContext, training: Run) -> list[dict[str, Any]]:
             raise
         name = str(trainer.position.epoch)
         trainer.next_epoch()
-        keeper.save(name, trainer)
+        val = epochs[-1]["val"]
+        keeper.save(name, trainer, None if val is None else val["loss"])
     return epochs
 
 
@@ -88,7 +89,7 @@ def _go_on(context: StageContext, training: Run) -> None:
         names = (path.with_name(f"{path.name}.unsound{number or ''}") for number in itertools.count())
         path.rename(next(name for name in names if not name.exists()))
     restore(training.trainer, found)
-    training.keeper.latest, training.keeper.latest_step = found.path, found.step
+    training.keeper.go_on_from(found.path, found.step)
     position = training.trainer.position
     context.report(
         "resumed",

@@ -1,13 +1,16 @@
 """Events and the checkpoints they tell of."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import cast
 
-from sqlalchemy import insert, select
+from sqlalchemy import Table, insert, select, update
 from sqlalchemy.orm import Session
 
-from eagle3_core.contract.events import CheckpointEvent, Event, VerdictEvent
+from eagle3_core.contract.events import CheckpointEvent, CheckpointRemovedEvent, Event, VerdictEvent
 from server.db.models import CheckpointTable, EventTable
 from server.domain.job import Checkpoint
+
+_INSERT = insert(cast("Table", EventTable.__table__))
 
 
 def record(session: Session, job_id: str, attempt: int, events: Sequence[tuple[Event, str]]) -> None:
@@ -18,10 +21,13 @@ def record(session: Session, job_id: str, attempt: int, events: Sequence[tuple[E
         {"job_id": job_id, "seq": event.seq, "attempt": attempt, "type": event.type, "body": text}
         for event, text in events
     ]
-    session.execute(insert(EventTable), rows)
+    session.connection().execute(_INSERT, rows)
     for event, _ in events:
         if isinstance(event, CheckpointEvent | VerdictEvent):
             _note_checkpoint(session, job_id, event)
+        elif isinstance(event, CheckpointRemovedEvent):
+            known = update(CheckpointTable).where(CheckpointTable.job_id == job_id, CheckpointTable.path == event.path)
+            session.execute(known.values(removed_at=event.time))
 
 
 def _note_checkpoint(session: Session, job_id: str, event: CheckpointEvent | VerdictEvent) -> None:
@@ -33,6 +39,7 @@ def _note_checkpoint(session: Session, job_id: str, event: CheckpointEvent | Ver
     if isinstance(event, CheckpointEvent):
         row.epoch, row.step, row.bytes, row.created_at = event.epoch, event.step, event.bytes, event.time
         row.verdict, row.findings, row.judged_at = None, [], None  # written anew by a later attempt
+        row.removed_at = None
     else:
         row.verdict, row.findings = event.verdict, event.findings
         row.seconds, row.judged_at = event.seconds, event.time
@@ -56,6 +63,17 @@ def after(session: Session, job_id: str, seq: int, limit: int, size: int) -> lis
     return found
 
 
+def of_types(session: Session, job_id: str, types: Sequence[str]) -> Iterator[str]:
+    """The text of each event of these types, in order, without holding them all."""
+    statement = (
+        select(EventTable.body)
+        .where(EventTable.job_id == job_id, EventTable.type.in_(types))
+        .order_by(EventTable.seq)
+        .execution_options(yield_per=500)
+    )
+    yield from session.scalars(statement)
+
+
 def checkpoints(session: Session, job_id: str) -> list[Checkpoint]:
     """Checkpoints of a job, oldest first."""
     rows = session.scalars(
@@ -72,6 +90,7 @@ def checkpoints(session: Session, job_id: str) -> list[Checkpoint]:
             seconds=row.seconds,
             created_at=row.created_at,
             judged_at=row.judged_at,
+            removed_at=row.removed_at,
         )
         for row in rows
     ]

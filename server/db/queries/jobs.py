@@ -5,13 +5,15 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, cast
 
-from sqlalchemy import CursorResult, Select, Update, func, insert, select, update
+from sqlalchemy import Boolean, Connection, CursorResult, Select, Table, Update, bindparam, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from server.db.models import AttemptTable, DependencyTable, JobTable
+from server.db.queries import leases as lease_queries
 from server.domain.job import Attempt, Dependency, Job, NewJob
 from server.domain.policy import Policy
 from server.domain.progress import Status
+from server.domain.resources import GpuRef, Resources
 from server.domain.states import FINAL_JOB, AttemptState, JobState
 
 _CHUNK = 500
@@ -35,6 +37,8 @@ def insert_jobs(session: Session, jobs: Sequence[NewJob]) -> None:
                 state=JobState.QUEUED,
                 status=Status().model_dump_json(),
                 policy=job.policy.model_dump(mode="json"),
+                priority=job.priority,
+                resources=job.resources.model_dump(mode="json"),
                 cancel_checkpoint=True,
                 idempotency_key=job.idempotency_key,
                 body_hash=job.body_hash,
@@ -73,6 +77,11 @@ def newest_ended(session: Session, limit: int) -> list[str]:
 def ids_named(session: Session, name: str) -> list[str]:
     """Ids of the jobs with this name, newest first."""
     return list(session.scalars(select(JobTable.id).where(JobTable.name == name).order_by(JobTable.number.desc())))
+
+
+def all_ids(session: Session) -> set[str]:
+    """Ids of all jobs."""
+    return set(session.scalars(select(JobTable.id)))
 
 
 def job_exists(session: Session, job_id: str) -> bool:
@@ -150,33 +159,78 @@ def ask_resume(session: Session, job_id: str) -> bool:
     return _changed(session, statement) == 1
 
 
-def begin_attempt(session: Session, job: Job, now: datetime) -> Job:
-    """Store that a queued job gets a process.
+def begin_attempt(session: Session, job: Job, now: datetime, gpus: Sequence[GpuRef] = ()) -> Job:
+    """Store that a queued job gets a process, and these GPUs; its resources are resolved by now.
 
     Raises:
-        Stale: it is not queued any more, or was cancelled or paused meanwhile.
+        Stale: it is not queued any more, was cancelled or paused meanwhile, or a GPU is held by another attempt.
     """
     last = job.attempt
     statement = (
         update(JobTable)
         .where(JobTable.id == job.id, JobTable.state == job.state)
         .where(JobTable.cancel_asked_at.is_(None), JobTable.pause_asked_at.is_(None))
-        .values(state=JobState.STARTING, waiting=None, version=JobTable.version + 1)
+        .values(
+            state=JobState.STARTING,
+            waiting=None,
+            resources=job.resources.model_dump(mode="json"),
+            version=JobTable.version + 1,
+        )
     )
     if _changed(session, statement) != 1:
         raise Stale(job.id)
-    row = {
+    row: dict[str, Any] = {
         "job_id": job.id,
         "number": 1 if last is None else last.number + 1,
         "state": AttemptState.STARTING,
         "event_offset": 0,
         "created_at": now,
         "retries": 0 if last is None else last.retries + (last.reason is not None),
+        "gpus": [gpu.model_dump() for gpu in gpus],
     }
     session.execute(insert(AttemptTable).values(row))
+    if lease_queries.take(session, job.id, row["number"], gpus) < len(gpus):
+        raise Stale(job.id)
     fresh = get_job(session, job.id)
     assert fresh is not None
     return fresh
+
+
+def note_gpus(session: Session, job_id: str, attempt: int, gpus: Sequence[GpuRef]) -> None:
+    """Store which GPUs an attempt was given, as its directory tells."""
+    row = update(AttemptTable).where(AttemptTable.job_id == job_id, AttemptTable.number == attempt)
+    session.execute(row.values(gpus=[gpu.model_dump() for gpu in gpus]))
+
+
+_JOBS = cast("Table", JobTable.__table__)
+_ATTEMPTS = cast("Table", AttemptTable.__table__)
+
+# Made once: the loop runs them for every event of every job, and putting a statement together costs ten times what
+# running it does. Values come with the parameters of the columns' names.
+_SAVE_JOB = (
+    update(_JOBS)
+    .where(
+        _JOBS.c.id == bindparam("old_id"),
+        _JOBS.c.state == bindparam("old_state"),
+        _JOBS.c.cancel_asked_at.is_not(None) == bindparam("old_cancelled", type_=Boolean),
+        _JOBS.c.pause_asked_at.is_not(None) == bindparam("old_paused", type_=Boolean),
+    )
+    .values(version=_JOBS.c.version + 1)
+)
+_SAVE_ATTEMPT = update(_ATTEMPTS).where(
+    _ATTEMPTS.c.job_id == bindparam("old_id"),
+    _ATTEMPTS.c.number == bindparam("old_number"),
+    _ATTEMPTS.c.state == bindparam("old_state"),
+    _ATTEMPTS.c.event_offset == bindparam("old_offset"),
+)
+_INTENTS = select(
+    _JOBS.c.version,
+    _JOBS.c.cancel_asked_at,
+    _JOBS.c.cancel_grace_s,
+    _JOBS.c.cancel_checkpoint,
+    _JOBS.c.pause_asked_at,
+    _JOBS.c.pause_grace_s,
+).where(_JOBS.c.id == bindparam("job_id"))
 
 
 def save(session: Session, old: Job, new: Job, exit_record: dict[str, Any] | None = None) -> Job:
@@ -186,53 +240,41 @@ def save(session: Session, old: Job, new: Job, exit_record: dict[str, Any] | Non
         Stale: the stored job or attempt is not in the state `old` has, or a cancel, pause or resume was asked since; it
             would otherwise end as if nobody had asked.
     """
-    cancelled, paused = JobTable.cancel_asked_at.is_not(None), JobTable.pause_asked_at.is_not(None)
-    statement = (
-        update(JobTable)
-        .where(JobTable.id == old.id, JobTable.state == old.state, cancelled.is_(old.cancel_asked_at is not None))
-        .where(paused.is_(old.pause_asked_at is not None))
-        .values(
-            state=new.state,
-            reason=new.reason,
-            cause=new.cause,
-            hint=new.hint,
-            health=new.health,
-            waiting=new.waiting,
-            started_at=new.started_at,
-            ended_at=new.ended_at,
-            status=new.status.model_dump_json(),
-            version=JobTable.version + 1,
-        )
-    )
-    if _changed(session, statement) != 1:
+    values = {
+        "old_id": old.id,
+        "old_state": old.state,
+        "old_cancelled": old.cancel_asked_at is not None,
+        "old_paused": old.pause_asked_at is not None,
+        "state": new.state,
+        "reason": new.reason,
+        "cause": new.cause,
+        "hint": new.hint,
+        "health": new.health,
+        "waiting": new.waiting,
+        "started_at": new.started_at,
+        "ended_at": new.ended_at,
+        "status": new.status.model_dump_json(),
+    }
+    connection = session.connection()
+    if connection.execute(_SAVE_JOB, values).rowcount != 1:
         raise Stale(old.id)
     if new.cancel_asked_at is not None and old.cancel_asked_at is None:
         ask = update(JobTable).where(JobTable.id == old.id, JobTable.cancel_asked_at.is_(None))
         session.execute(ask.values(cancel_asked_at=new.cancel_asked_at, cancel_grace_s=new.cancel_grace_s))
     if new.attempt is not None:
-        _save_attempt(session, old, new, exit_record)
-    return _with_intents(session, new)
+        _save_attempt(connection, old, new, exit_record)
+    stored = connection.execute(_INTENTS, {"job_id": new.id}).one()
+    return replace(new, **stored._asdict())
 
 
-def _with_intents(session: Session, job: Job) -> Job:
-    """A job just saved, with its new version and the intents as they are stored."""
-    row = session.execute(
-        select(
-            JobTable.version,
-            JobTable.cancel_asked_at,
-            JobTable.cancel_grace_s,
-            JobTable.cancel_checkpoint,
-            JobTable.pause_asked_at,
-            JobTable.pause_grace_s,
-        ).where(JobTable.id == job.id)
-    ).one()
-    return replace(job, **row._asdict())
-
-
-def _save_attempt(session: Session, old: Job, new: Job, exit_record: dict[str, Any] | None) -> None:
+def _save_attempt(connection: Connection, old: Job, new: Job, exit_record: dict[str, Any] | None) -> None:
     assert old.attempt is not None
     assert new.attempt is not None
     values: dict[str, Any] = {
+        "old_id": old.id,
+        "old_number": old.attempt.number,
+        "old_state": old.attempt.state,
+        "old_offset": old.attempt.event_offset,
         "state": new.attempt.state,
         "event_offset": new.attempt.event_offset,
         "started_at": new.attempt.started_at,
@@ -244,13 +286,7 @@ def _save_attempt(session: Session, old: Job, new: Job, exit_record: dict[str, A
     }
     if exit_record is not None:
         values["exit_record"] = exit_record
-    statement = update(AttemptTable).where(
-        AttemptTable.job_id == old.id,
-        AttemptTable.number == old.attempt.number,
-        AttemptTable.state == old.attempt.state,
-        AttemptTable.event_offset == old.attempt.event_offset,
-    )
-    if _changed(session, statement.values(values)) != 1:
+    if connection.execute(_SAVE_ATTEMPT, values).rowcount != 1:
         raise Stale(old.id)
 
 
@@ -263,7 +299,7 @@ def _chunks(ids: Sequence[str]) -> list[Sequence[str]]:
 
 
 def _load(session: Session, statement: Select[JobTable]) -> list[Job]:
-    rows = list(session.scalars(statement))
+    rows = list(session.scalars(statement, execution_options={"populate_existing": True}))
     ids = [row.id for row in rows]
     needs: dict[str, list[Dependency]] = {}
     attempts: dict[str, AttemptTable] = {}
@@ -277,7 +313,7 @@ def _load(session: Session, statement: Select[JobTable]) -> list[Job]:
         for job_id, needed, name, state, reason in session.execute(joined):
             needs.setdefault(job_id, []).append(Dependency(needed, name, JobState(state), reason))
         lives = select(AttemptTable).where(AttemptTable.job_id.in_(chunk)).order_by(AttemptTable.number)
-        for attempt in session.scalars(lives):
+        for attempt in session.scalars(lives, execution_options={"populate_existing": True}):
             attempts[attempt.job_id] = attempt
     return [_job(row, tuple(needs.get(row.id, ())), attempts.get(row.id)) for row in rows]
 
@@ -307,6 +343,8 @@ def _job(row: JobTable, depends_on: tuple[Dependency, ...], attempt: AttemptTabl
         idempotency_key=row.idempotency_key,
         body_hash=row.body_hash,
         policy=Policy.model_validate(row.policy),
+        priority=row.priority,
+        resources=Resources.model_validate(row.resources),
         version=row.version,
         status=Status.model_validate_json(row.status),
         depends_on=depends_on,
@@ -326,4 +364,5 @@ def _attempt(row: AttemptTable) -> Attempt:
         reason=row.reason,
         cause=row.cause,
         ended_at=row.ended_at,
+        gpus=tuple(GpuRef.model_validate(gpu) for gpu in row.gpus),
     )

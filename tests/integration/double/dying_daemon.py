@@ -57,9 +57,9 @@ if __name__ == "__main__":
     if point == "before the lock is taken":  # the daemon's own lock comes first
         real_launch = Reconciler._launch
 
-        def launch(self: Any, job: Any) -> None:
+        def launch(self: Any, job: Any, **named: Any) -> None:
             POINTS[point]()
-            real_launch(self, job)
+            real_launch(self, job, **named)
 
         Reconciler._launch = launch  # type: ignore[method-assign]
     else:

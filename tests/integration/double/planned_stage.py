@@ -1,6 +1,7 @@
 """A stage that does what `plan.json` in its checkpoint directory says, one [word, argument] after the other."""
 
 import errno
+import functools
 import json
 import os
 import signal
@@ -10,7 +11,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from eagle3_core.errors import BadData
+from eagle3_core.contract.jobdir import is_full
+from eagle3_core.errors import BadData, BadInput
 from worker.context import StageContext, StageResult
 
 SLEEPER = [sys.executable, "-c", "import signal; signal.pause()"]
@@ -98,6 +100,32 @@ def _finish_at_file(_: StageContext, name: str) -> None:
         pause.wait(0.01)
 
 
+class _Last:
+    """Sends SIGTERM when the interpreter takes the modules apart, which is after it has reset the handlers."""
+
+    def __init__(self) -> None:
+        self._end = functools.partial(os.kill, os.getpid(), signal.SIGTERM)
+
+    def __del__(self) -> None:
+        self._end()
+
+
+KEPT: list[object] = []
+
+
+def _stopped_at_exit(_: StageContext, __: None) -> None:
+    KEPT.append(_Last())
+
+
+def _pulse(context: StageContext, seconds: float) -> None:
+    """Progress at a steady pace until it is stopped."""
+    step = 0
+    while not context.stop_requested.wait(seconds):
+        step += 1
+        context.events.write("progress", step=step, steps=100_000, epoch=0, epochs=1, loss=1.0 / step)
+    context.check_stop()
+
+
 def _until_stopped(context: StageContext, _: None) -> None:
     context.stop_requested.wait()
     context.check_stop()
@@ -146,6 +174,38 @@ class Deadlocked:
         return lock.acquire()  # here it stands
 
 
+def _touch(_: StageContext, name: str) -> None:
+    Path(name).touch()
+
+
+def _save_until_file(context: StageContext, name: str) -> None:
+    """Saves checkpoints one after the other, as a training does, until a file appears; a full disk is outlasted here.
+
+    After each try the latest one that can be gone on from is the last that was saved.
+    """
+    from eagle3_core.checkpoint.write import clear_leftovers, set_aside  # noqa: PLC0415 - takes seconds
+    from eagle3_core.training.resume import checkpoints, find_latest  # noqa: PLC0415
+    from tests import makers  # noqa: PLC0415
+
+    saved = failed = 0
+    while not Path(name).exists():
+        try:
+            makers.write_drafter(context.output_dir, saved, steps=saved + 1, extra={"position": {}})
+        except OSError as error:
+            if not is_full(error):
+                raise
+            failed += 1
+            context.stop_requested.wait(0.02)
+        else:
+            saved += 1
+            for _, path, _ in checkpoints(context.output_dir)[2:]:
+                set_aside(path)
+            clear_leftovers(context.output_dir)
+        latest = find_latest(context.output_dir)
+        assert (None if latest is None else latest.step) == (saved or None)
+    context.report("saves", "", saved=saved, failed=failed)
+
+
 def _deadlocked_loader(context: StageContext, method: str) -> None:
     from torch.utils.data import DataLoader  # noqa: PLC0415 - takes seconds
 
@@ -159,6 +219,10 @@ def _deadlocked_loader(context: StageContext, method: str) -> None:
 
 def _raise(_: StageContext, which: str) -> None:
     raise ERRORS[which]
+
+
+def _fail(_: StageContext, cause: str) -> None:
+    raise BadInput(cause)
 
 
 def _kill(_: StageContext, number: int) -> None:
@@ -176,7 +240,11 @@ WORDS: dict[str, Any] = {
     "nan": _nan,
     "raw": _raw,
     "stream": _stream,
+    "pulse": _pulse,
+    "stopped_at_exit": _stopped_at_exit,
     "until_stopped": _until_stopped,
+    "touch": _touch,
+    "save_until_file": _save_until_file,
     "until_stopped_saving": _until_stopped_saving,
     "on_attempt": _on_attempt,
     "vanish": _vanish,
@@ -187,6 +255,7 @@ WORDS: dict[str, Any] = {
     "until_file": _until_file,
     "child": _child,
     "raise": _raise,
+    "fail": _fail,
     "deadlocked_loader": _deadlocked_loader,
     "grab": _grab,
     "kill": _kill,

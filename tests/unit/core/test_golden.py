@@ -9,11 +9,11 @@ import torch
 from eagle3_core.checkpoint.format import read_drafter_config, read_drafter_tensors
 from eagle3_core.checkpoint.judge import judge
 from eagle3_core.checkpoint.weights import load_pickle
+from eagle3_core.contract.drafter_config import expected_tensors
 from eagle3_core.contract.events import Event, parse_event
 from eagle3_core.contract.spec import JobSpec
 from eagle3_core.data.prepared import load_prepared
 from eagle3_core.data.store import HiddenStateStore
-from eagle3_core.model.config import expected_tensors
 from eagle3_core.model.drafter import Eagle3Drafter
 from eagle3_core.model.vocab_map import load_vocab_map
 

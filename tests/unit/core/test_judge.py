@@ -1,5 +1,6 @@
 """The judge: every fault is named by file and tensor, and sound checkpoints of all kinds pass."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -275,3 +276,31 @@ def test_padding_rows_of_the_embedding_are_no_fault(tmp_path: Path) -> None:
     verdict = judge(foreign(tmp_path, put("embed_tokens.weight", random(V, H).index_fill(0, torch.tensor([0, 7]), 0))))
     assert verdict.verdict == "valid"
     assert "2 rows" in found(verdict, "zero_embedding_rows").message
+
+
+def test_a_plain_model_is_judged_by_its_weights_unless_a_drafter_is_expected(tmp_path: Path) -> None:
+    for name, scale in (("1", 1.0), ("2", 2.0)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
+        weights = {"model.embed_tokens.weight": torch.arange(1.0, 33).reshape(4, 8) * scale}
+        save_file(weights, tmp_path / name / "model.safetensors")
+    verdict = judge(tmp_path / "2", previous=tmp_path / "1", expect_drafter=False)
+    assert (verdict.verdict, [one.severity for one in verdict.findings]) == ("valid", ["info"] * len(verdict.findings))
+    assert "not_a_drafter" in [one.code for one in verdict.findings]
+    assert judge(tmp_path / "2").verdict == "invalid"
+    assert "weights_unchanged" in [
+        f.code for f in judge(tmp_path / "2", previous=tmp_path / "2", expect_drafter=False).findings
+    ]
+    (tmp_path / "2" / "model.safetensors").write_bytes(b"torn")
+    assert judge(tmp_path / "2", expect_drafter=False).verdict == "unreadable"
+    (tmp_path / "1" / "config.json").write_text("{torn")
+    assert judge(tmp_path / "1", expect_drafter=False).verdict == "invalid"
+
+
+def test_specforges_runtime_state_is_judged_by_its_tensors(tmp_path: Path) -> None:
+    state = {"draft_state_dict": {"fc.weight": torch.arange(1.0, 9).reshape(2, 4)}, "global_step": 8, "epoch": 0}
+    torch.save(state, tmp_path / "training_state.pt")
+    assert judge(tmp_path, expect_drafter=False).verdict == "valid"
+    state["draft_state_dict"]["fc.weight"][0, 0] = float("nan")
+    torch.save(state, tmp_path / "training_state.pt")
+    assert "not_finite" in [one.code for one in judge(tmp_path, expect_drafter=False).findings]

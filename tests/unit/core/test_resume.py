@@ -67,7 +67,10 @@ def test_a_run_that_was_stopped_ends_as_if_it_had_not_been(tmp_path: Path, input
     saved = [path.name for path in parts.iterdir() if path.name.startswith("step_")]
     assert len(saved) == 1
     rest = run(inputs, parts)
-    assert sorted(path.name for path in parts.iterdir()) == ["0", "1"], "what was saved within an epoch is needless now"
+    there = sorted(path.name for path in parts.iterdir())
+    assert there == ["0", "1", "checkpoint_best"], "what was saved within an epoch is needless now"
+    [removed] = [e for attempt in (0, 1) for e in events_of(parts, attempt, "checkpoint_removed")]
+    assert Path(removed["path"]).name == saved[0]
     assert rest.data["steps"] == whole.data["steps"] == 12
     rows = [epoch["train"]["rows"] for epoch in whole.data["epochs"]]
     told = [e["train"]["rows"] for attempt in (0, 1) for e in events_of(parts, attempt, "epoch")]
@@ -114,6 +117,7 @@ def test_a_damaged_checkpoint_is_passed_over_by_name(tmp_path: Path, inputs: dic
     assert sorted(path.name for path in output.iterdir()) == [
         "0",
         "1",
+        "checkpoint_best",
         f"{within.name}.unsound",
         f"{within.name}.unsound1",
     ]

@@ -10,11 +10,11 @@ from pydantic import ValidationError
 
 from eagle3_core.checkpoint.format import DrafterSource
 from eagle3_core.checkpoint.write import speculators_config
+from eagle3_core.contract.drafter_config import DrafterConfig, expected_tensors
 from eagle3_core.contract.params import TrainParams
 from eagle3_core.contract.verifier_files import read_verifier_files
 from eagle3_core.data.store import HiddenStateStore
 from eagle3_core.errors import BadInput
-from eagle3_core.model.config import DrafterConfig, expected_tensors
 from eagle3_core.model.vocab_map import load_vocab_map
 from eagle3_core.training.setup import build_drafter, choose_vocab_map, make_target_head, resolve_shape
 from eagle3_core.verifier.tensors import load_verifier_weights

@@ -2,7 +2,7 @@
 
 import torch
 
-from eagle3_core.model.config import DrafterConfig
+from eagle3_core.contract.drafter_config import DrafterConfig
 from eagle3_core.model.drafter import DrafterKeys, Eagle3Drafter
 from eagle3_core.training.engine import Document, make_pack, score_pack
 from eagle3_core.training.ttt import counted_rows

@@ -10,7 +10,8 @@ from eagle3_core.contract.exits import Reason
 from server.domain.advance import Observation, advance, finish, stop_asked
 from server.domain.job import Attempt, Dependency, Job
 from server.domain.outcome import End, ExitRecord
-from server.domain.queue import Finish, Start, Wait, decide
+from server.domain.queue import Finish, Host, Start, Wait, decide
+from server.domain.resources import Resources
 from server.domain.states import AttemptState, JobState
 from server.domain.view import duration, summary_of, view_of
 
@@ -139,15 +140,24 @@ def test_the_queue_is_fair_and_says_why():
         queued(2, JobState.RUNNING, JobState.SUCCEEDED),
         queued(1, cancel_asked_at=NOW),
     ]
-    decided = {decision.job.number: decision for decision in decide(jobs, max_running=1)}
+    decided = {decision.job.number: decision for decision in decide(jobs, Host(max_running=1))}
     assert isinstance(decided[1], Finish)
     assert decided[1].why.reason == Reason.CANCELLED_BY_USER
     assert decided[2] == Wait(jobs[3], "waits for dep0")
     assert decided[3].why.reason == Reason.DEPENDENCY_FAILED
-    assert decided[4] == Start(jobs[1])
+    assert decided[4] == Start(replace(jobs[1], resources=Resources(gpus=0)))
     assert decided[5] == Wait(jobs[0], "1 job runs at a time")
-    assert decide([replace(RUNNING, number=9), queued(1)], 1) == [Wait(queued(1), "1 job runs at a time")]
-    assert decide([replace(RUNNING, number=9), queued(1)], 2) == [Start(queued(1))]
+    assert decide([replace(RUNNING, number=9), queued(1)], Host(max_running=1)) == [
+        Wait(queued(1), "1 job runs at a time")
+    ]
+    assert decide([replace(RUNNING, number=9), queued(1)], Host(max_running=2)) == [
+        Start(replace(queued(1), resources=Resources(gpus=0)))
+    ]
+    watching = replace(queued(1), stage="adopt")  # takes no slot and waits for none
+    assert decide([replace(RUNNING, number=9), watching], Host(max_running=1)) == [Start(watching)]
+    assert decide([replace(RUNNING, number=9, stage="adopt"), queued(1)], Host(max_running=1)) == [
+        Start(replace(queued(1), resources=Resources(gpus=0)))
+    ]
 
 
 def test_summaries_are_for_people():

@@ -11,7 +11,9 @@ from server.db.check import differences
 from server.db.engine import Database
 from server.db.migrate import upgrade
 from server.db.queries import jobs as queries
+from server.db.queries import leases
 from server.domain.job import NewJob
+from server.domain.resources import GpuRef, Resources
 from server.domain.states import JobState
 from server.errors import StartupError, Unavailable
 from server.services.snapshots import Snapshots
@@ -152,3 +154,23 @@ def test_snapshots_never_go_back(database):
     assert b'"queued: new"' in snapshots.put(replace(a, version=1, waiting="old")).body
     snapshots.put(b)
     assert snapshots.get("a") is None
+
+
+def test_a_gpu_has_one_holder_whatever_the_queue_decided(database):
+    """The key of the table, not the queue, is what keeps a GPU from being handed out twice."""
+    gpus = [GpuRef(index=str(number), uuid=f"GPU-{number}", name=None) for number in range(3)]
+    with database.write() as session:
+        queries.insert_jobs(session, [new_job("a"), new_job("b")])
+        a, b = queries.unfinished_jobs(session)
+        started = queries.begin_attempt(session, replace(a, resources=Resources(gpus=2)), NOW, gpus[:2])
+        assert (started.attempt.gpus, started.resources.gpus) == (tuple(gpus[:2]), 2)
+    with pytest.raises(queries.Stale), database.write() as session:
+        queries.begin_attempt(session, b, NOW, gpus[1:])
+    with database.write() as session:
+        [_, b] = queries.unfinished_jobs(session)
+        assert (b.state, b.attempt) == ("queued", None)
+        assert {lease.uuid for lease in leases.every(session)} == {"GPU-0", "GPU-1"}
+        assert leases.release(session, "a", 1) == 2
+        queries.begin_attempt(session, b, NOW, gpus[1:])
+    with database.read() as session:
+        assert {lease.job_id for lease in leases.every(session)} == {"b"}

@@ -19,7 +19,7 @@ from eagle3_core.contract.exits import ExitCode, Reason
 from server.domain.advance import Observation, advance, conclude, finish, stop_asked
 from server.domain.job import Attempt, Dependency, Job
 from server.domain.outcome import End, ExitRecord
-from server.domain.queue import Finish, Start, decide
+from server.domain.queue import Finish, Host, Start, decide
 from server.domain.states import FINAL_JOB, LIVE_ATTEMPT, AttemptState, JobState, job_state
 from server.domain.view import summary_of, view_of
 
@@ -135,7 +135,7 @@ class JobMachine(RuleBasedStateMachine):
     @rule(spawn=st.booleans())
     def loop_decides(self, spawn: bool) -> None:
         """`spawn` false: the daemon dies once the attempt is stored."""
-        for decision in decide([self.stored], max_running=1):
+        for decision in decide([self.stored], Host(max_running=1)):
             if isinstance(decision, Start):
                 assert self.stored.cancel_asked_at is None, "a cancelled job was started"
                 self.stored = replace(
@@ -205,7 +205,7 @@ class JobMachine(RuleBasedStateMachine):
         if self.final is not None:
             assert self.stored.state == self.final.state
             assert self.stored.reason == self.final.reason
-            assert decide([self.stored], max_running=1) == []
+            assert decide([self.stored], Host(max_running=1)) == []
 
     @invariant()
     def it_is_started_at_most_once(self) -> None:

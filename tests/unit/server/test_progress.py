@@ -139,7 +139,7 @@ def test_a_line_without_an_end_is_read_in_pieces(tmp_path):
     assert complete_lines(file, end) == [(end + 6, b"\0" * 5), (end + 9, b"{}")]
 
 
-def test_an_event_that_a_full_disk_took_half_of_leaves_nothing_behind(tmp_path, monkeypatch):
+def test_an_event_that_a_full_disk_took_half_of_is_written_once_there_is_room(tmp_path, monkeypatch):
     file = tmp_path / "events.jsonl"
     writer = EventWriter(file)
     writer.write("heartbeat")
@@ -150,9 +150,22 @@ def test_an_event_that_a_full_disk_took_half_of_leaves_nothing_behind(tmp_path, 
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("eagle3_core.contract.events.os.write", half)
-    with pytest.raises(OSError, match="No space"):
-        writer.write("heartbeat")
+    writer.write("phase", phase="while the disk is full")
+    with pytest.raises(OSError, match=r"No space left on device: '.*events\.jsonl'"):
+        writer.flush()
+    assert len(file.read_bytes().splitlines()) == 1
     monkeypatch.undo()
     writer.write("heartbeat")
     writer.close()
-    assert [json.loads(line)["seq"] for line in file.read_bytes().splitlines()] == [1, 2]
+    told = [json.loads(line) for line in file.read_bytes().splitlines()]
+    assert [event["seq"] for event in told] == [1, 2, 3]
+    assert told[1]["phase"] == "while the disk is full"
+
+
+def test_progress_of_a_program_that_tells_neither_step_nor_steps():
+    status = fold(Status(), event(1, "progress", step=16, steps=16))
+    status = fold(status, event(2, "progress", step=2, steps=None, epoch=0, epochs=3, loss=2.5))
+    assert (status.step, status.steps, status.eta_s) == (2, None, None)
+    status = fold(status, event(3, "progress", step=6, steps=12))
+    assert (status.step, status.steps, status.eta_s) == (6, 12, 1.5)
+    assert fold(status, event(4, "progress", epoch=1)).step == 6

@@ -67,10 +67,16 @@ def test_settings_come_from_the_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("EYAS_STATE", str(tmp_path / "s"))
     monkeypatch.setenv("EYAS_ROOTS", f'["{tmp_path}"]')
     monkeypatch.setenv("EYAS_MAX_RUNING", "2")
+    monkeypatch.setenv("EYAS_GPUS", '[0, "GPU-a"]')
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     settings = Settings()
+    assert settings.gpus == ("0", "GPU-a")
     assert settings.all_roots == (tmp_path / "s", tmp_path)
     assert unknown_variables() == ["EYAS_MAX_RUNING is not a setting; did you mean EYAS_MAX_RUNNING?"]
-    environment = worker_environment("j1", 7)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert "CUDA_VISIBLE_DEVICES does not restrict the jobs; EYAS_GPUS does" in unknown_variables()
+    environment = worker_environment("j1", 7, None, {"CUDA_VISIBLE_DEVICES": "GPU-b", "EYAS_JOB_ID": "no"})
+    assert environment["CUDA_VISIBLE_DEVICES"] == "GPU-b"
     assert {name: value for name, value in environment.items() if name.startswith("EYAS_")} == {
         "EYAS_JOB_ID": "j1",
         "EYAS_LOCK_FD": "7",
@@ -99,16 +105,17 @@ def test_codes_and_sessions_end(tmp_path, monkeypatch):
     cookie = gate.redeem(code)
     assert cookie is not None
     assert gate.redeem(code) is None
-    assert gate.is_session(cookie)
-    assert Gate(runtime, "token").is_session(cookie)
+    assert gate.caller_of_cookie(cookie)
+    assert Gate(runtime, "token").caller_of_cookie(cookie)
+    assert not Gate(runtime, "another token").caller_of_cookie(cookie)
     assert cookie.encode() not in (tmp_path / "eyas.db").read_bytes() + (tmp_path / "eyas.db-wal").read_bytes()
     now = clock.utc_now()
     monkeypatch.setattr(auth.clock, "utc_now", lambda: now + timedelta(minutes=11))
     assert gate.redeem(late) is None
-    assert gate.is_session(cookie)
+    assert gate.caller_of_cookie(cookie)
     monkeypatch.setattr(auth.clock, "utc_now", lambda: now + timedelta(hours=13))
-    assert not gate.is_session(cookie)
-    assert not Gate(runtime, "token").is_session(cookie)
+    assert not gate.caller_of_cookie(cookie)
+    assert not Gate(runtime, "token").caller_of_cookie(cookie)
     database.close()
 
 

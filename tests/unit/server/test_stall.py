@@ -50,8 +50,12 @@ def test_the_allowance_follows_the_pace_and_the_phase(events, allowed):
     assert allowance_s(told(*events).status, "train", LIMITS) == allowed
 
 
-def test_a_program_of_its_own_is_never_called_stalled():
-    assert allowance_s(Status(phase="running"), "external", LIMITS) is None
+@pytest.mark.parametrize("stage", ["external", "adopt"])
+def test_a_foreign_program_stalls_only_once_it_has_shown_a_pace(stage):
+    assert allowance_s(Status(phase="running"), stage, LIMITS) is None
+    paced = Status(phase="training", progress_gaps_s=[2.0, 2.0])
+    assert allowance_s(paced, stage, LIMITS) == LIMITS.silent_floor_s
+    assert allowance_s(paced.model_copy(update={"progress_gaps_s": [300.0]}), stage, LIMITS) == 300 * LIMITS.factor
 
 
 def test_a_heartbeat_is_no_progress_and_the_clock_is_none_either():

@@ -7,11 +7,11 @@ from datetime import UTC, datetime
 import pytest
 
 from eagle3_core.contract.exits import ExitCode, Reason
+from eagle3_core.contract.signatures import END_BYTES, RULES, find_signature
 from server.domain.advance import finish
 from server.domain.job import Attempt, Job
 from server.domain.outcome import End, ExitRecord
 from server.domain.progress import StageError, Status
-from server.domain.signatures import END_BYTES, RULES, find_signature
 from server.domain.states import AttemptState, JobState
 from tests.cases import make_case
 

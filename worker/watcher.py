@@ -1,0 +1,173 @@
+"""What surrounds a program that is not ours: its log read for progress, its checkpoints judged as they appear."""
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from eagle3_core.contract.params import WatchedParams
+from eagle3_core.errors import Diverged, InvalidCheckpoint
+from worker.adapters.choose import choose_adapter
+from worker.context import StageContext
+from worker.follow import LogFollower
+from worker.foreign_progress import ForeignProgress
+from worker.judge import ChildJudge
+from worker.watch import CheckpointWatch, FoundCheckpoint
+
+READ_S = 1.0
+"""Between two looks at the log."""
+
+LOOK_S = 2.0
+"""Between two looks at the directory, at least."""
+
+LOOK_SHARE = 0.05
+"""Of the time may go into looking at a directory."""
+
+_NAMED = 3
+
+
+class Watcher:
+    """Looks once a second, from the stage's own loop. Cheap while nothing happens."""
+
+    def __init__(
+        self, context: StageContext, params: WatchedParams, log: LogFollower, directory: Path | None, *, present: bool
+    ) -> None:
+        """Set up; nothing is read yet.
+
+        Args:
+            context: of the stage.
+            params: what to look for.
+            log: of the program.
+            directory: where its checkpoints appear.
+            present: what log and directory hold already counts too.
+        """
+        self._context = context
+        self._log = log
+        self._adapter = choose_adapter(params.progress, context.warn)
+        self.progress = ForeignProgress(context, params.total_steps, live=not present)
+        self._watch = None if directory is None else CheckpointWatch(directory, pass_over_present=not present)
+        self._judge = ChildJudge(params.verifier, params.expect_drafter)
+        self._stop_on: dict[str, bool] = {}
+        self._untold: deque[tuple[str, dict[str, Any]]] = deque()
+        self._next_read = self._next_look = 0.0
+        self._skipped = 0
+        self._confused = False
+
+    def stop_on(self, *, invalid: bool, nonfinite: bool) -> None:
+        """Raise when that is seen, instead of warning only."""
+        self._stop_on = {"invalid": invalid, "nonfinite": nonfinite}
+
+    def turn(self) -> None:
+        """A look, if one is due. While the disk is full nothing is told; that is no reason to fail the program.
+
+        Raises:
+            InvalidCheckpoint, Diverged: as `stop_on` asked for.
+        """
+        if time.monotonic() < self._next_read:
+            return
+        self._next_read = time.monotonic() + READ_S
+        with contextlib.suppress(OSError):
+            self._read(self._log.lines())
+            self.progress.tell()
+            if self._watch is not None:
+                self._look(self._watch)
+                self._take_verdict()
+
+    def finish(self, succeeded: bool) -> None:
+        """Read and judge what is left; a stop that is asked for meanwhile cuts the judging short.
+
+        Raises:
+            InvalidCheckpoint, Diverged: as `stop_on` asked for.
+        """
+        try:
+            self._read(self._log.rest())
+            self.progress.end(succeeded)
+            if self._watch is None:
+                return
+            self._hand_on(self._watch.look(final=True))
+            self._tell()
+            if not self._judge.idle:
+                self._context.phase("judging")
+            while not self._judge.idle and not self._context.stop_requested.wait(0.1):
+                self._take_verdict()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Let everything go."""
+        self._judge.close()
+        self._log.close()
+
+    def _read(self, lines: Iterator[str]) -> None:
+        for line in lines:
+            try:
+                reading = self._adapter.read(line)
+            except (ArithmeticError, LookupError, ValueError) as error:
+                self._cannot_read(line, error)
+                continue
+            if reading is not None:
+                self.progress.take(reading)
+        if self._log.skipped > self._skipped:
+            self._skipped = self._log.skipped
+            self._context.warn("log_skipped", "the log grows faster than it can be read; parts of it were passed over")
+        self.progress.live = True
+        if self.progress.nonfinite is not None and self._stop_on.get("nonfinite"):
+            raise Diverged(self.progress.nonfinite)
+
+    def _cannot_read(self, line: str, error: Exception) -> None:
+        """A fault of ours, and none that should cost somebody a training."""
+        if not self._confused:
+            self._confused = True
+            text = f"a line of the output could not be read ({type(error).__name__}: {error}): {line[:200]!r}"
+            self._context.warn("progress_unreadable", text)
+
+    def _look(self, watch: CheckpointWatch) -> None:
+        """At the directory, the more seldom the longer it takes."""
+        began = time.monotonic()
+        if began < self._next_look:
+            return
+        self._hand_on(watch.look())
+        now = time.monotonic()
+        self._next_look = now + max(LOOK_S, (now - began) / LOOK_SHARE)
+
+    def _hand_on(self, found: list[FoundCheckpoint]) -> None:
+        for one in found:
+            told = {"path": str(one.path), "epoch": one.epoch, "step": one.step, "bytes": one.size}
+            self._untold.append(("checkpoint", told))
+            self._judge.submit(one)
+
+    def _tell(self) -> None:
+        """Write what is known of checkpoints; on a full disk it stays for later."""
+        while self._untold:
+            kind, fields = self._untold[0]
+            self._context.events.write(kind, **fields)
+            self._untold.popleft()
+
+    def _take_verdict(self) -> None:
+        self._tell()
+        judged = self._judge.poll()
+        if judged is None:
+            return
+        found, answer = judged
+        if "failed" in answer:
+            self._warn_later("judge_failed", f"{found.path}: {answer['failed']}; see the log")
+        else:
+            self._untold.append(("verdict", {"path": str(found.path), **answer}))
+        if answer.get("verdict") in ("invalid", "unreadable"):
+            text = f"checkpoint {found.path} is {answer['verdict']}: {_errors(answer['findings'])}"
+            if self._stop_on.get("invalid"):
+                self._tell()
+                raise InvalidCheckpoint(text)
+            self._warn_later("invalid_checkpoint", text)
+        self._tell()
+
+    def _warn_later(self, code: str, message: str) -> None:
+        self._untold.append(("warning", {"code": code, "message": message}))
+
+
+def _errors(findings: list[dict[str, str]]) -> str:
+    errors = [one["message"] for one in findings if one["severity"] == "error"]
+    more = f"; and {len(errors) - _NAMED} more" if len(errors) > _NAMED else ""
+    return "; ".join(errors[:_NAMED]) + more

@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STATE  ?=
 
-.PHONY: setup check test gpu interop slow chaos bench-idle bench-train serve demo clean
+.PHONY: setup check test gpu interop slow chaos bench-api bench-idle bench-train serve demo clean
 .DEFAULT_GOAL := test
 
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -38,6 +38,9 @@ chaos: setup  ## 200 rounds of kills, lost answers, clock jumps and full disks; 
 
 bench-train: setup  ## the training step beside those of speculators and SpecForge; the last line is JSON
 	$(BIN)/python -m benchmarks.train $(if $(ROUNDS),--rounds $(ROUNDS))
+
+bench-api: setup  ## asking for one job, here and of Ray's job server; waiters; a 2 GB log; the last line is JSON
+	$(BIN)/python -m benchmarks.api
 
 bench-idle: setup  ## what the daemon takes idle and with 20 running jobs; the last line is JSON
 	$(BIN)/python -m benchmarks.idle

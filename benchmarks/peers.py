@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 VENVS = Path(__file__).parents[1] / ".venvs"
-SPECULATORS, SPECFORGE = "speculators-0.9.0", "specforge-0.2.0"
+SPECULATORS, SPECFORGE, RAY = "speculators-0.9.0", "specforge-0.2.0", "ray-2.60.0"
 
 # Their own pins would bring a CUDA build of torch; what is listed is what training on a CPU imports.
 _STEPS: dict[str, tuple[list[str], ...]] = {
@@ -19,6 +19,7 @@ _STEPS: dict[str, tuple[list[str], ...]] = {
         ["--no-deps", "specforge==0.2.0"],
         ["triton"],
     ),
+    RAY: (["ray[default]==2.60.0"],),
 }
 
 

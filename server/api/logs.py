@@ -15,7 +15,7 @@ from fastapi.responses import StreamingResponse
 
 from server.api.context import AppContext, Context
 from server.api.jobs import KNOWN_PROBLEMS, MAX_OFFSET, PROBLEM
-from server.api.waiting import Wait, ask_of, still_allowed, unless_gone
+from server.api.waiting import Wait, ask_of, unless_gone, while_allowed
 from server.errors import FieldError, Invalid, RangeNotSatisfiable
 from server.services.following import PIECE, follow_log, log_of, next_part
 from server.services.logs import Log, LogPart, View
@@ -110,9 +110,8 @@ def refuse_together(*pairs: dict[str, object]) -> None:
 
 def _followed(context: AppContext, request: Request, log: Log, begin: int, view: View) -> Response:
     async def pieces() -> AsyncIterator[bytes]:
-        async for part in follow_log(context.runtime, log.job_id, log.attempt or None, begin, view):
-            if not part.data and not still_allowed(context, request):
-                return
+        parts = follow_log(context.runtime, log.job_id, log.attempt or None, begin, view)
+        async for part in while_allowed(context, request, parts):
             yield part.data
 
     headers = {"X-Log-Offset": str(begin), "X-Log-Attempt": str(log.attempt), **UNBUFFERED}

@@ -24,7 +24,7 @@ from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
 from server.api.context import AppContext, Context
 from server.api.jobs import KNOWN_PROBLEMS, MAX_OFFSET
 from server.api.logs import TAIL_LIMIT, UNBUFFERED, AttemptParam, OffsetParam, TailParam, ViewParam, refuse_together
-from server.api.waiting import still_allowed
+from server.api.waiting import while_allowed
 from server.domain.logtext import whole_characters
 from server.services.following import follow_events, follow_logs, log_of
 from server.services.logs import LogPart, View
@@ -147,9 +147,7 @@ async def _end(context: AppContext, job_id: str, last: str) -> bytes:
 def _stream(context: AppContext, request: Request, pieces: AsyncIterator[bytes], reset: bool) -> Response:
     async def body() -> AsyncIterator[bytes]:
         yield format_sse_event(retry=RETRY_MS) + (RESET if reset else b"")
-        async for piece in pieces:
-            if not piece and not still_allowed(context, request):
-                return
+        async for piece in while_allowed(context, request, pieces):
             yield piece or KEEPALIVE_COMMENT
 
     return StreamingResponse(body(), media_type=MEDIA_TYPE, headers=UNBUFFERED)

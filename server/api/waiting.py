@@ -5,7 +5,7 @@ until, since or If-None-Match, wait or Prefer  -->  Ask  --services.waiting.hold
 
 import asyncio
 import re
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 from fastapi import FastAPI, Query, Request, Response
@@ -18,6 +18,7 @@ from server.errors import FieldError, Invalid, Unauthorized
 from server.services.waiting import FOREIGN, Outcome
 
 T = TypeVar("T")
+P = TypeVar("P")
 
 Wait = Annotated[
     str | None,
@@ -134,6 +135,19 @@ def install(app: FastAPI) -> None:
 async def _gone(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+async def while_allowed(context: AppContext, request: Request, pieces: AsyncIterator[P]) -> AsyncIterator[P]:
+    """The pieces of a stream, as long as the caller could ask for it again; looked at every heartbeat."""
+    every = context.runtime.settings.heartbeat_s
+    clock = asyncio.get_running_loop().time
+    due = clock() + every
+    async for piece in pieces:
+        if clock() >= due:
+            due = clock() + every
+            if not still_allowed(context, request):
+                return
+        yield piece
 
 
 def still_allowed(context: AppContext, request: Request) -> bool:

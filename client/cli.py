@@ -150,7 +150,7 @@ def wait_for_job(
     timeout: Annotated[str | None, typer.Option(help="such as 90, 30m, 2h; without it, as long as it takes")] = None,
     as_json: Json = False,
 ) -> None:
-    """Wait for a job: exit status 0 when it came to that, 1 when it ended without success, 124 when the time is over."""
+    """Wait for a job: exit status 0 when it came to that, 1 when it ended without success, 124 when time is over."""
     try:
         seconds = None if timeout is None else parse_duration(timeout)
     except ValueError as error:

@@ -14,7 +14,7 @@ from client.errors import ApiError, Unreachable
 T = TypeVar("T")
 
 FIRST_PAUSE_S = 0.1
-LONGEST_PAUSE_S = 5.0
+LONGEST_PAUSE_S = 2.0
 
 
 class ServerSentEvent(NamedTuple):

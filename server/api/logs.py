@@ -69,7 +69,8 @@ async def get_log(
     log = await log_of(context.runtime, job_id, attempt)
     most = limit if limit is not None else DEFAULT_LIMIT if tail is None else TAIL_LIMIT
     if follow and request.method != "HEAD":
-        begin = (offset or 0) if tail is None else await run_in_threadpool(log.begin_of_last, tail, most)
+        begin = await run_in_threadpool(log.begin_of_last, tail, most) if tail is not None else offset or 0
+        await run_in_threadpool(log.extent)  # refused now, not when the answer has begun
         return _followed(context, request, log, begin, view)
     whole = all(one is None for one in (offset, limit, tail, wait)) and view == View.RAW
     if whole and (wanted := _range_of(request)):

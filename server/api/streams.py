@@ -103,17 +103,17 @@ async def stream_log(
     snapshot = await snapshot_of(context.runtime, job_id)
     if place.at_end and snapshot.ended:
         return Response(status_code=204)
-    reset = False
+    number = attempt
     if place.known:
-        attempt, offset = int(place.series) if place.ours and place.series.isdecimal() else 0, place.number
-        log = await log_of(context.runtime, job_id, min(attempt, snapshot.attempt) or None)
-        size, _ = await run_in_threadpool(log.extent)
-        reset = not 0 < attempt <= snapshot.attempt or offset > size
-        if reset:
-            attempt, offset = None, 0
+        number = int(place.series) if place.series.isdecimal() else 0
+    log = await log_of(context.runtime, job_id, number if number and number <= snapshot.attempt else attempt)
+    size, _ = await run_in_threadpool(log.extent)  # refused now, not when the answer has begun
+    reset = place.known and (log.attempt != number or place.number > size)
+    if place.known:
+        offset = 0 if reset else place.number
     elif tail is not None:
-        log = await log_of(context.runtime, job_id, attempt)
-        attempt, offset = log.attempt or None, await run_in_threadpool(log.begin_of_last, tail, TAIL_LIMIT)
+        offset = await run_in_threadpool(log.begin_of_last, tail, TAIL_LIMIT)
+    attempt = log.attempt or None
     return _stream(context, request, _log(context, job_id, attempt, offset or 0, view), reset)
 
 

@@ -4,6 +4,7 @@ until, since or If-None-Match, wait or Prefer  -->  Ask  --services.waiting.hold
 """
 
 import asyncio
+import logging
 import re
 from collections.abc import AsyncIterator, Coroutine
 from typing import Annotated, Any, NamedTuple, TypeVar
@@ -14,8 +15,10 @@ from eagle3_core.contract.durations import FORMS, parse_duration
 from server.api.access import caller_of
 from server.api.context import AppContext
 from server.domain.changes import Until
-from server.errors import FieldError, Invalid, Unauthorized
+from server.errors import FieldError, Invalid, ServiceError, Unauthorized
 from server.services.waiting import FOREIGN, Outcome
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 P = TypeVar("P")
@@ -138,16 +141,22 @@ async def _gone(request: Request) -> None:
 
 
 async def while_allowed(context: AppContext, request: Request, pieces: AsyncIterator[P]) -> AsyncIterator[P]:
-    """The pieces of a stream, as long as the caller could ask for it again; looked at every heartbeat."""
+    """The pieces of a stream, as long as the caller could ask for it again; looked at every heartbeat.
+
+    It breaks off where it cannot go on (the job was deleted): whoever asks again is told why.
+    """
     every = context.runtime.settings.heartbeat_s
     clock = asyncio.get_running_loop().time
     due = clock() + every
-    async for piece in pieces:
-        if clock() >= due:
-            due = clock() + every
-            if not still_allowed(context, request):
-                return
-        yield piece
+    try:
+        async for piece in pieces:
+            if clock() >= due:
+                due = clock() + every
+                if not still_allowed(context, request):
+                    return
+            yield piece
+    except ServiceError as error:
+        logger.warning("%s breaks off: %s", request.url.path, error.detail)
 
 
 def still_allowed(context: AppContext, request: Request) -> bool:

@@ -44,7 +44,7 @@ def clean(data: bytes, before: bytes = b"", last: bool = True, at_end: bool = Tr
         at_end: nothing follows as yet; else as many whole lines are taken as there are.
     """
     used = _cut(data, last, at_end)
-    lines = _SEQUENCE.sub(b"", data[:used]).split(b"\n")
+    lines = _SEQUENCE.sub(b"", data[: _before_unfinished(data, used)]).split(b"\n")
     shown = _line(before[before.rfind(b"\n") + 1 :]) != b""
     begun = _continued(lines[0], overwritten=before.endswith(b"\r")) if shown else _line(lines[0])
     text = b"\n".join([begun, *map(_line, lines[1:])])
@@ -60,9 +60,14 @@ def _cut(data: bytes, last: bool, at_end: bool) -> int:
             if end in data:
                 return data.rfind(end) + 1
     used = whole_characters(data)
-    torn = _UNFINISHED.search(data, max(0, used - MAX_SEQUENCE), used)
     # All of it is one unfinished sequence, and there is more: then it is none.
-    return used if torn is None or (torn.start() == 0 and not at_end) else torn.start()
+    return _before_unfinished(data, used) or (0 if at_end else used)
+
+
+def _before_unfinished(data: bytes, end: int) -> int:
+    """Where the sequence begins that is not finished by `end`; `end` itself where there is none."""
+    torn = _UNFINISHED.search(data, max(0, end - MAX_SEQUENCE), end)
+    return end if torn is None else torn.start()
 
 
 def _line(raw: bytes) -> bytes:

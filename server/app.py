@@ -35,6 +35,7 @@ from server.system import locks
 from server.system.connections import guarded_protocol, max_connections
 from server.system.descriptors import raise_limit
 from server.system.logs import set_up_logging
+from server.system.memory import share_arenas
 
 logger = logging.getLogger(__name__)
 
@@ -97,6 +98,7 @@ def serve(settings: Settings) -> None:
             damaged, or the state directory cannot be written.
     """
     set_up_logging(Redactor(secret_values(settings.secret_variables)))
+    share_arenas()
     try:
         lock = _own(settings)
         listener = _listen(settings.host, settings.port)

@@ -17,7 +17,7 @@ from server.api.context import AppContext, Context
 from server.api.jobs import KNOWN_PROBLEMS, MAX_OFFSET, PROBLEM
 from server.api.waiting import Wait, ask_of, unless_gone, while_allowed
 from server.errors import FieldError, Invalid, RangeNotSatisfiable
-from server.services.following import PIECE, follow_log, log_of, next_part
+from server.services.following import follow_log, log_of, next_part
 from server.services.logs import Log, LogPart, View
 
 router = APIRouter(prefix="/jobs", tags=["jobs"], responses=KNOWN_PROBLEMS)
@@ -25,6 +25,9 @@ router = APIRouter(prefix="/jobs", tags=["jobs"], responses=KNOWN_PROBLEMS)
 DEFAULT_LIMIT = 65_536
 TAIL_LIMIT = 1 << 20
 MAX_LIMIT = 8 << 20
+IN_ONE = 1 << 18
+"""Bytes that are held at a time; more are read while they are sent."""
+
 MAX_TAIL = 100_000
 
 _RANGE = re.compile(r"bytes=\s*(?:([0-9]{1,18})-([0-9]{0,18})|-([0-9]{1,18}))\s*", re.IGNORECASE)
@@ -81,8 +84,11 @@ async def get_log(
     else:
         ask = None if request.method == "HEAD" else ask_of(context, request, wait)
         wait_s, told = (0.0, told) if ask is None else (ask.seconds, ask.headers)
-        reading = next_part(context.runtime, job_id, attempt, offset or 0, most, view, wait_s)
+        reading = next_part(context.runtime, job_id, attempt, offset or 0, min(most, IN_ONE), view, wait_s)
         part = await (unless_gone(context, request, reading) if wait_s else reading)
+        if most > len(part.data) == IN_ONE:
+            size, end = await run_in_threadpool(log.extent)
+            return _in_pieces(log, part.offset, min(part.offset + most, end), size)
     return Response(part.data, media_type=_MEDIA_TYPE, headers=_headers(part) | told)
 
 
@@ -144,16 +150,24 @@ async def _ranged(log: Log, wanted: tuple[int | None, int | None]) -> Response:
     stop = end if first is None or last is None else min(last + 1, end)
     if begin >= end:
         raise RangeNotSatisfiable(f"the log of job {log.job_id} has {end} bytes as yet", end)
+    answer = _in_pieces(log, begin, stop, size)
+    answer.status_code = 206
+    answer.headers["Content-Range"] = f"bytes {begin}-{stop - 1}/{end}"
+    return answer
+
+
+def _in_pieces(log: Log, begin: int, stop: int, size: int) -> Response:
+    """Many bytes, of which no more are read at a time than can be sent."""
 
     async def pieces() -> AsyncIterator[bytes]:
         place = begin
         while place < stop:
-            part = await run_in_threadpool(log.read, place, min(4 * PIECE, stop - place))
+            part = await run_in_threadpool(log.read, place, min(IN_ONE, stop - place))
             if not part.data:
                 return  # cut off from outside: the answer breaks off, as its length tells
             place = part.next_offset
             yield part.data
 
     headers = _headers(LogPart(b"", begin, stop, size, log.attempt, complete=not log.live and stop >= size))
-    headers |= {"Content-Range": f"bytes {begin}-{stop - 1}/{end}", "Content-Length": str(stop - begin)}
-    return StreamingResponse(pieces(), status_code=206, media_type=_MEDIA_TYPE, headers=headers)
+    headers["Content-Length"] = str(stop - begin)
+    return StreamingResponse(pieces(), media_type=_MEDIA_TYPE, headers=headers)

@@ -190,9 +190,9 @@ def log(
                 out.write(data)
                 out.flush()
         elif tail is None:
-            while (part := client.log(job_id, offset, view=view)).next_offset > offset:
+            while (part := client.log(job_id, offset, attempt=attempt, view=view)).next_offset > offset:
                 out.write(part.data)
-                offset = part.next_offset
+                attempt, offset = part.attempt, part.next_offset
     out.flush()
 
 

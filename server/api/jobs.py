@@ -192,7 +192,11 @@ def _ids_in(ids: str | None, until: Until, waits: bool) -> list[str]:
 
 def _list_known(context: Context, request: Request, until: Until, known: str | None) -> str | None:
     """The digest in the validator the client sent, whichever this wait compares; None when it sent none."""
-    tags = tags_of(request.headers.get("if-none-match")) if known is None else [known.strip().strip('"')]
+    tags = (
+        tags_of(request.headers.get("if-none-match"))
+        if known is None
+        else [known.strip().removeprefix("W/").strip('"')]
+    )
     parts = [tag.split("-") for tag in tags if tag != "*"]
     if not parts:
         return None

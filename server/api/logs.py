@@ -86,7 +86,7 @@ async def get_log(
         wait_s, told = (0.0, told) if ask is None else (ask.seconds, ask.headers)
         reading = next_part(context.runtime, job_id, attempt, offset or 0, min(most, IN_ONE), view, wait_s)
         part = await (unless_gone(context, request, reading) if wait_s else reading)
-        if most > len(part.data) == IN_ONE:
+        if view == View.RAW and most > len(part.data) == IN_ONE:
             size, end = await run_in_threadpool(log.extent)
             return _in_pieces(log, part.offset, min(part.offset + most, end), size)
     return Response(part.data, media_type=_MEDIA_TYPE, headers=_headers(part) | told)

@@ -80,11 +80,11 @@ async def hold(
 
 
 class ListState(NamedTuple):
-    """What a list of jobs stands at: digests of their versions and of their latest changes; whether one has ended."""
+    """What a list of jobs stands at: digests of their versions and of their latest changes; how many have not ended."""
 
     versions: str
     changes: str
-    any_ended: bool
+    unfinished: int
 
 
 def list_state(rows: Sequence[Standing]) -> ListState:
@@ -92,7 +92,7 @@ def list_state(rows: Sequence[Standing]) -> ListState:
     return ListState(
         _digest(f"{row.id} {row.version}" for row in rows),
         _digest(f"{row.id} {row.change_version}" for row in rows),
-        any(row.state in FINAL_JOB for row in rows),
+        sum(row.state not in FINAL_JOB for row in rows),
     )
 
 
@@ -102,7 +102,8 @@ async def hold_list(
     """Wait for news of any of many jobs: of those named, else of the `limit` newest.
 
     What is waited for is a change, progress, or that one has ended. `known` are the `versions` (for progress) or the
-    `changes` of the list the client has; without it, of the list as it is now.
+    `changes` of the list the client has; without it, of the list as it is now. Named jobs that have all ended are not
+    waited for.
 
     Raises:
         NotFound: there is no such job.
@@ -113,7 +114,7 @@ async def hold_list(
         while True:
             bell.clear()
             state = list_state(await run_in_threadpool(_standing, runtime, ids, limit))
-            if until == Until.TERMINAL and state.any_ended:
+            if ids and state.unfinished < (len(ids) if until == Until.TERMINAL else 1):
                 return Outcome.ENDED
             present = state.versions if until == Until.PROGRESS else state.changes
             known = present if known is None else known

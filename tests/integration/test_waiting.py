@@ -186,6 +186,8 @@ def test_any_of_many(shared, http, held, planned):
     rows = {row["id"]: row["state"] for row in ended.get().json()["jobs"]}
     assert rows[job_id] == "succeeded"
     daemon.wait_ended(other["id"])
+    done = http.get(f"{path}&wait=30", headers={"If-None-Match": http.get(path).headers["etag"]})
+    assert (done.status_code, done.headers["x-wait"]) == (304, "ended")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import typer
 
 from client.access import audit_line, plain, token_line
 from client.http import ApiError, EyasClient, Unreachable
+from eagle3_core.contract.durations import parse_duration
 
 app = typer.Typer(
     help="Trains EAGLE-3 drafters as watched jobs.",
@@ -22,6 +23,9 @@ checkpoint_app = typer.Typer(help="Checkpoints, without a daemon.", no_args_is_h
 app.add_typer(checkpoint_app, name="checkpoint")
 token_app = typer.Typer(help="Tokens besides the owner's.", no_args_is_help=True)
 app.add_typer(token_app, name="token")
+
+TIME_OVER = 124
+"""Exit status when a wait was not met in time, as that of timeout(1)."""
 
 State = Annotated[Path | None, typer.Option("--state", help="state directory of the daemon")]
 Json = Annotated[bool, typer.Option("--json", help="print the answer as JSON")]
@@ -113,10 +117,15 @@ def jobs(state: State = None, limit: int = 20, as_json: Json = False) -> None:
 
 
 @app.command()
-def job(job_id: str, state: State = None, as_json: Json = False) -> None:
+def job(
+    job_id: str,
+    state: State = None,
+    as_json: Json = False,
+    wait: Annotated[bool, typer.Option("--wait", help="show it once something has changed, or it has ended")] = False,
+) -> None:
     """Show one job."""
     with connected(state) as client:
-        found = client.job(job_id)
+        found = client.wait(job_id, "change").job if wait else client.job(job_id)
     if as_json:
         show_json(found)
         return
@@ -131,21 +140,60 @@ def job(job_id: str, state: State = None, as_json: Json = False) -> None:
         typer.echo(plain(f"warning [{warning['code']}] {warning['message']} (x{warning['count']})"))
 
 
+@app.command("wait")
+def wait_for_job(
+    job_id: str,
+    state: State = None,
+    until: Annotated[
+        str, typer.Option(help="change, progress, epoch, checkpoint (written or judged) or terminal")
+    ] = "terminal",
+    timeout: Annotated[str | None, typer.Option(help="such as 90, 30m, 2h; without it, as long as it takes")] = None,
+    as_json: Json = False,
+) -> None:
+    """Wait for a job: exit status 0 when it came to that, 1 when it ended without success, 124 when time is over."""
+    try:
+        seconds = None if timeout is None else parse_duration(timeout)
+    except ValueError as error:
+        raise fail(f"--timeout: {error}") from None
+    with connected(state) as client:
+        found, outcome = client.wait(job_id, until, timeout_s=seconds)
+    if as_json:
+        show_json(found)
+    else:
+        typer.echo(plain(f"{found['id']}  {found['name']}  {found['summary']}"))
+    if outcome == "timeout":
+        raise typer.Exit(TIME_OVER)
+    if outcome == "ended" and found["state"] != "succeeded":
+        raise typer.Exit(1)
+
+
 @app.command()
 def log(
     job_id: str,
     state: State = None,
     offset: Annotated[int, typer.Option(help="byte to begin at")] = 0,
+    tail: Annotated[int | None, typer.Option(help="begin at the last so many lines instead")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="go on to the end of the job")] = False,
+    clean: Annotated[bool, typer.Option("--clean", help="no colours, of progress bars the last drawing")] = False,
 ) -> None:
-    """Print the log of a job as far as it goes."""
+    """Print the log of a job as far as it goes, or follow it."""
+    out = sys.stdout.buffer
+    view = "clean" if clean else "raw"
     with connected(state) as client:
-        while True:
-            part = client.log(job_id, offset)
-            sys.stdout.buffer.write(part.data)
-            offset = part.next_offset
-            if not part.data:
-                break
-    sys.stdout.buffer.flush()
+        attempt = None
+        if tail is not None:
+            part = client.tail(job_id, tail, view)
+            out.write(part.data)
+            attempt, offset = part.attempt or None, part.next_offset
+        if follow:
+            for data in client.follow_log(job_id, offset, attempt, view):
+                out.write(data)
+                out.flush()
+        elif tail is None:
+            while (part := client.log(job_id, offset, attempt=attempt, view=view)).next_offset > offset:
+                out.write(part.data)
+                attempt, offset = part.attempt, part.next_offset
+    out.flush()
 
 
 @app.command()

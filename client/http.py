@@ -7,125 +7,56 @@ print(client.job(job["id"])["summary"])
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self, TypedDict, cast
+from typing import Any, Self, TypeVar, cast
 from urllib.parse import urlencode
 
 import httpx
 
+from client.errors import ApiError as ApiError
+from client.errors import Unreachable as Unreachable
+from client.following import FIRST_PAUSE_S, ServerSentEvent, again, parse_stream
+from client.views import ENDED, JobRow, JobView, LogPart, SubmittedJob, Waited
+
 DEFAULT_STATE = Path("~/.local/state/eyas")
-ENDED = frozenset({"succeeded", "failed", "cancelled"})
+WAIT_S = 50.0
+"""Seconds of one long poll: many proxies cut a connection that says nothing for a minute."""
 
+SILENT_S = 60.0
+"""Seconds after which a stream without even a heartbeat counts as broken."""
 
-class SubmittedJob(TypedDict):
-    """A job that was stored."""
+SUBMIT_S = 30.0
+"""Seconds for which a submit with a key is repeated."""
 
-    id: str
-    name: str
-    state: str
-
-
-class LastCheckpoint(TypedDict):
-    """The newest checkpoint of a job."""
-
-    path: str
-    verdict: str | None
-
-
-class JobRow(TypedDict):
-    """A job in the list; see docs/api.md for the fields."""
-
-    id: str
-    name: str
-    stage: str
-    state: str
-    reason: str | None
-    cause: str | None
-    health: str | None
-    waiting: str | None
-    priority: int
-    resources: dict[str, Any]
-    gpus: list[dict[str, Any]]
-    phase: str | None
-    epoch: int | None
-    epochs: int | None
-    step: int | None
-    steps: int | None
-    loss: float | None
-    eta_s: float | None
-    elapsed_s: float | None
-    last_checkpoint: LastCheckpoint | None
-    warnings_total: int
-    summary: str
-    created_at: str
-    started_at: str | None
-    ended_at: str | None
-
-
-class JobView(JobRow):
-    """Everything about one job; see docs/api.md for the fields."""
-
-    hint: str | None
-    accuracy: list[float | None] | None
-    lr: float | None
-    tokens_per_s: float | None
-    unit: str | None
-    epochs_done: list[dict[str, Any]]
-    warnings: list[dict[str, Any]]
-    warnings_left_out: int
-    result: dict[str, Any] | None
-    setup: list[dict[str, Any]]
-    params: dict[str, Any]
-    output_dir: str
-    depends_on: list[str]
-    retry: dict[str, Any]
-    max_seconds: float | None
-    on_stall: str
-    attempt: int | None
-    pause_asked_at: str | None
-    cancel_asked_at: str | None
-    last_seq: int
-    last_event_at: str | None
-    version: int
-
-
-class LogPart(NamedTuple):
-    """Bytes of a log and where to read on."""
-
-    data: bytes
-    next_offset: int
-    size: int
-
-
-class ApiError(Exception):
-    """The daemon refused; `problem` is its RFC 9457 answer."""
-
-    def __init__(self, status: int, problem: dict[str, Any]) -> None:
-        detail = problem.get("detail") or problem.get("title") or f"HTTP {status}"
-        super().__init__(str(detail))
-        self.status = status
-        self.problem = problem
-
-    @property
-    def fields(self) -> list[dict[str, Any]]:
-        """The faulty fields: pointer, message, suggestion."""
-        return cast("list[dict[str, Any]]", self.problem.get("errors", []))
-
-
-class Unreachable(Exception):
-    """No daemon answers."""
+NO_CONTENT = 204
+T = TypeVar("T")
 
 
 class EyasClient:
-    """Talks to one daemon. Use it in a `with` block, or close it."""
+    """Talks to one daemon. Use it in a `with` block, or close it.
 
-    def __init__(self, url: str, token: str, timeout_s: float = 30.0) -> None:
+    Waiting, following and submitting with a key go on over lost answers, broken connections and restarts of the daemon.
+    """
+
+    def __init__(self, url: str, token: str, timeout_s: float = 30.0, patience_s: float = 300.0) -> None:
+        """A client of the daemon at a URL.
+
+        Args:
+            url: where it listens.
+            token: what it asks for.
+            timeout_s: seconds an answer may take, beyond those it was asked to wait.
+            patience_s: seconds without any answer after which waiting and following give up.
+        """
         self.url = url.rstrip("/")
-        self._http = httpx.Client(
-            base_url=self.url, headers={"Authorization": f"Bearer {token}"}, timeout=timeout_s, trust_env=False
-        )
+        self._timeout_s = timeout_s
+        self._patience_s = patience_s
+        self._state: Path | None = None
+        self._http = _http_client(self.url, token, timeout_s)
 
     @classmethod
     def of_state(cls, state: Path) -> "EyasClient":
@@ -135,12 +66,9 @@ class EyasClient:
             Unreachable: none runs there.
         """
         state = state.expanduser()
-        try:
-            address = json.loads((state / "daemon.json").read_bytes())
-            token = (state / "token").read_text().strip()
-        except FileNotFoundError:
-            raise Unreachable(f"no daemon runs on {state}; start one with `eyas serve`") from None
-        return cls(address["url"], token)
+        client = cls(*_address(state))
+        client._state = state
+        return client
 
     @classmethod
     def of_environment(cls, state: Path | None) -> "EyasClient":
@@ -165,9 +93,13 @@ class EyasClient:
         self._http.close()
 
     def submit(self, request: dict[str, Any], key: str | None = None) -> list[SubmittedJob]:
-        """Store a job, or a chain {"jobs": [...]}; with a `key` it may be repeated and is stored once."""
-        headers = None if key is None else {"Idempotency-Key": key}
-        return cast("list[SubmittedJob]", self._send("POST", "/jobs", request, headers).json()["jobs"])
+        """Store a job, or a chain {"jobs": [...]}; with a `key` it is stored once, and sent until it is answered."""
+        if key is None:
+            answer = self._send("POST", "/jobs", request)
+        else:
+            keyed = partial(self._send, "POST", "/jobs", request, {"Idempotency-Key": key})
+            answer = self._again(keyed, SUBMIT_S)
+        return cast("list[SubmittedJob]", answer.json()["jobs"])
 
     def jobs(self, limit: int = 100) -> list[JobRow]:
         """The newest jobs, newest first."""
@@ -177,10 +109,102 @@ class EyasClient:
         """Everything about one job."""
         return cast("JobView", self._json("GET", f"/jobs/{job_id}"))
 
-    def log(self, job_id: str, offset: int = 0, limit: int = 1 << 20) -> LogPart:
-        """Bytes of the newest attempt's log."""
-        answer = self._send("GET", f"/jobs/{job_id}/log?offset={offset}&limit={limit}")
-        return LogPart(answer.content, int(answer.headers["X-Next-Offset"]), int(answer.headers["X-Log-Size"]))
+    def wait(
+        self, job_id: str, until: str = "terminal", since: int | None = None, timeout_s: float | None = None
+    ) -> Waited:
+        """The job once there is news of it, it has ended, or the time is over.
+
+        Args:
+            job_id: of the job.
+            until: `change`, `progress`, `epoch`, `checkpoint` or `terminal`.
+            since: the `version` of the job that is known; default: as it is when this is called.
+            timeout_s: seconds at most; default: no end.
+        """
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        if since is None:
+            since = self._again(partial(self.job, job_id))["version"]
+        while True:
+            left = WAIT_S if end is None else min(WAIT_S, max(0.0, end - time.monotonic()))
+            path = f"/jobs/{job_id}?wait={left:.3f}&until={until}&since={since}"
+            answer = self._again(partial(self._send, "GET", path, waits_s=left))
+            outcome = answer.headers["X-Wait"]
+            if outcome != "timeout" or (end is not None and time.monotonic() >= end):
+                return Waited(cast("JobView", answer.json()), outcome)
+
+    def log(
+        self,
+        job_id: str,
+        offset: int = 0,
+        limit: int = 1 << 20,
+        attempt: int | None = None,
+        wait_s: float = 0.0,
+        view: str = "raw",
+    ) -> LogPart:
+        """Bytes of a log, of the newest attempt's unless one is named; with `wait_s`, once there are any."""
+        asked: dict[str, str | float] = {"offset": offset, "limit": limit, "view": view}
+        asked |= {} if attempt is None else {"attempt": attempt}
+        asked |= {"wait": round(wait_s, 3)} if wait_s else {}
+        return _log_part(self._send("GET", f"/jobs/{job_id}/log?{urlencode(asked)}", waits_s=wait_s))
+
+    def tail(self, job_id: str, lines: int, view: str = "raw") -> LogPart:
+        """The last lines of the newest attempt's log, 1 MiB at most."""
+        return _log_part(self._send("GET", f"/jobs/{job_id}/log?tail={lines}&view={view}"))
+
+    def follow_log(
+        self, job_id: str, offset: int = 0, attempt: int | None = None, view: str = "raw"
+    ) -> Iterator[bytes]:
+        """The log from an offset, as it is written, over all attempts, to the end of the job: each byte once.
+
+        Args:
+            job_id: of the job.
+            offset: byte to begin at.
+            attempt: whose offset that is; default: the newest one's.
+            view: `raw`, or `clean` for a person.
+        """
+        while True:
+            part = self._again(partial(self.log, job_id, offset, attempt=attempt, wait_s=WAIT_S, view=view))
+            if part.data:
+                yield part.data
+            attempt, offset = part.attempt or None, part.next_offset
+            if not part.complete:
+                continue
+            job = self._until_another(job_id, attempt)
+            if attempt is None or (job["attempt"] or 0) <= attempt:
+                return
+            attempt, offset = attempt + 1, 0
+
+    def _until_another(self, job_id: str, attempt: int | None) -> JobView:
+        """The job once it has an attempt behind this one, or has ended."""
+        job = self._again(partial(self.job, job_id))
+        while job["state"] not in ENDED and (job["attempt"] or 0) <= (attempt or 0):
+            job = self.wait(job_id, "change", job["version"]).job
+        return job
+
+    def stream_events(self, job_id: str, after: int = 0) -> Iterator[dict[str, Any]]:
+        """The events behind a sequence number, as they come, to the end of the job: each once and in order."""
+        last_id: str | None = None
+        while True:
+            answer = self._again(partial(self._open_stream, job_id, after, last_id))
+            with closing(answer):
+                if answer.status_code == NO_CONTENT:
+                    return
+                for one in _until_broken(answer):
+                    last_id = one.id
+                    if one.event == "end":
+                        return
+                    # A daemon with another database begins anew; the numbers are those of the job's own files.
+                    if one.event == "" and (event := json.loads(one.data))["seq"] > after:
+                        after = event["seq"]
+                        yield event
+            time.sleep(FIRST_PAUSE_S)
+
+    def _open_stream(self, job_id: str, after: int, last_id: str | None) -> httpx.Response:
+        headers = {} if last_id is None else {"Last-Event-ID": last_id}
+        timeout = httpx.Timeout(self._timeout_s, read=SILENT_S)
+        request = self._http.build_request(
+            "GET", f"/jobs/{job_id}/events/stream?after={after}", headers=headers, timeout=timeout
+        )
+        return self._checked(lambda: self._http.send(request, stream=True))
 
     def events(self, job_id: str, after: int = 0) -> Iterator[dict[str, Any]]:
         """The events behind a sequence number, up to now."""
@@ -259,8 +283,29 @@ class EyasClient:
     def _json(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         return cast("dict[str, Any]", self._send(method, path, body).json())
 
+    def _again(self, ask: Callable[[], T], patience_s: float | None = None) -> T:
+        return again(ask, self._patience_s if patience_s is None else patience_s, self._look_again)
+
+    def _look_again(self) -> None:
+        """A daemon that was started anew may listen on another port."""
+        if self._state is None:
+            return
+        try:
+            url, token = _address(self._state)
+        except (Unreachable, OSError, ValueError):
+            return  # not yet
+        if url != self.url:
+            self._http.close()
+            self.url = url
+            self._http = _http_client(url, token, self._timeout_s)
+
     def _send(
-        self, method: str, path: str, body: dict[str, Any] | None = None, headers: dict[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        headers: dict[str, str] | None = None,
+        waits_s: float = 0.0,
     ) -> httpx.Response:
         """Ask.
 
@@ -268,14 +313,57 @@ class EyasClient:
             ApiError: the daemon refused.
             Unreachable: nobody listens, or the connection broke.
         """
+        timeout = self._timeout_s + waits_s
+        return self._checked(lambda: self._http.request(method, path, json=body, headers=headers, timeout=timeout))
+
+    def _checked(self, send: Callable[[], httpx.Response]) -> httpx.Response:
         try:
-            answer = self._http.request(method, path, json=body, headers=headers)
+            answer = send()
+            if answer.is_success:
+                return answer
+            answer.read()
         except httpx.TransportError as error:
             raise Unreachable(f"{self.url} does not answer: {error}") from error
-        if answer.is_success:
-            return answer
         try:
             problem = answer.json()
         except ValueError:
             problem = {"detail": answer.text[:500]}
         raise ApiError(answer.status_code, problem)
+
+
+def _http_client(url: str, token: str, timeout_s: float) -> httpx.Client:
+    headers = {"Authorization": f"Bearer {token}"}
+    return httpx.Client(base_url=url, headers=headers, timeout=timeout_s, trust_env=False)
+
+
+def _address(state: Path) -> tuple[str, str]:
+    """URL and token of the daemon that uses a state directory.
+
+    Raises:
+        Unreachable: none runs there.
+    """
+    try:
+        address = json.loads((state / "daemon.json").read_bytes())
+        token = (state / "token").read_text().strip()
+    except FileNotFoundError:
+        raise Unreachable(f"no daemon runs on {state}; start one with `eyas serve`") from None
+    return str(address["url"]), token
+
+
+def _log_part(answer: httpx.Response) -> LogPart:
+    headers = answer.headers
+    return LogPart(
+        answer.content,
+        int(headers["X-Next-Offset"]),
+        int(headers["X-Log-Size"]),
+        int(headers["X-Log-Attempt"]),
+        headers["X-Log-Complete"] == "true",
+    )
+
+
+def _until_broken(answer: httpx.Response) -> Iterator[ServerSentEvent]:
+    """The events of a stream, as long as it lasts."""
+    try:
+        yield from parse_stream(answer.iter_raw())
+    except httpx.TransportError:
+        return

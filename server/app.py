@@ -18,7 +18,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from eagle3_core.contract.jobdir import read_json, write_json
-from server.api import admin, hardware, jobs, pages, problems
+from server.api import admin, hardware, jobs, logs, pages, problems, streams, waiting
 from server.api.access import AccessControl
 from server.api.context import AppContext
 from server.db.engine import Database
@@ -29,19 +29,24 @@ from server.services.auth import Gate, read_or_make_token
 from server.services.rebuild import refuse_lost_database
 from server.services.reconciler import Reconciler
 from server.services.runtime import Runtime
+from server.services.waiters import Waiters
 from server.settings import Settings, secret_values, unknown_variables, unprotected_variables
 from server.system import locks
-from server.system.connections import GuardedProtocol
+from server.system.connections import guarded_protocol, max_connections
+from server.system.descriptors import raise_limit
 from server.system.disk import Reserve
 from server.system.logs import set_up_logging
+from server.system.memory import share_arenas
 
 logger = logging.getLogger(__name__)
 
-ROUTERS = (jobs.router, hardware.router, pages.router, admin.router)
+ROUTERS = (jobs.router, logs.router, streams.router, hardware.router, pages.router, admin.router)
 
-READY: frozenset[Any] = frozenset({jobs.get_job, jobs.get_log, admin.post_token})
-"""Endpoints whose answers need no redaction: jobs are kept ready without secrets, the log is read so, and the secret of
-a new token is meant to be told."""
+READY: frozenset[Any] = frozenset(
+    {jobs.get_job, logs.get_log, streams.stream_events, streams.stream_log, admin.post_token}
+)
+"""Endpoints whose answers need no redaction: jobs are kept ready without secrets, logs and events are read so, and the
+secret of a new token is meant to be told."""
 
 
 def build_app(runtime: Runtime, gate: Gate, on_death: Callable[[], None], port: int) -> FastAPI:
@@ -52,11 +57,14 @@ def build_app(runtime: Runtime, gate: Gate, on_death: Callable[[], None], port: 
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         runtime.background.start()
         runtime.hardware.start()
+        runtime.waiters.open()
+        runtime.growth.open()
         try:
             loop.start()
             yield
             loop.stop()
         finally:
+            runtime.growth.close()
             runtime.hardware.stop()
             runtime.background.stop()
 
@@ -69,6 +77,7 @@ def build_app(runtime: Runtime, gate: Gate, on_death: Callable[[], None], port: 
     for router in ROUTERS:
         app.include_router(router)
     problems.install(app)
+    waiting.install(app)
     hosts = frozenset(name.lower() for name in (runtime.settings.host, *runtime.settings.allowed_hosts))
     app.add_middleware(
         AccessControl,
@@ -90,6 +99,7 @@ def serve(settings: Settings) -> None:
             damaged, or the state directory cannot be written.
     """
     set_up_logging(Redactor(secret_values(settings.secret_variables)))
+    share_arenas()
     try:
         lock = _own(settings)
         listener = _listen(settings.host, settings.port)
@@ -143,10 +153,11 @@ def _run(settings: Settings, database: Database, listener: socket.socket) -> Non
         died.set()
         server.should_exit = True
 
+    room = max_connections(raise_limit())
     app = build_app(runtime, gate, on_death, port)
     config = uvicorn.Config(
         app,
-        http=GuardedProtocol,
+        http=guarded_protocol(room, settings.unread_s),
         backlog=128,  # also how many connections are taken before any of them is closed again
         log_config=None,
         access_log=False,
@@ -155,7 +166,7 @@ def _run(settings: Settings, database: Database, listener: socket.socket) -> Non
         ws="none",
         timeout_graceful_shutdown=2,
     )
-    server = uvicorn.Server(config)
+    server = _Server(config, runtime.waiters)
     write_json(settings.address_file, {"url": url, "pid": os.getpid()}, mode=0o600)
     _announce(settings, url, gate)
     # uvicorn raises the signal again once it has stopped; by then everything is done.
@@ -166,11 +177,28 @@ def _run(settings: Settings, database: Database, listener: socket.socket) -> Non
         raise SystemExit(1)
 
 
+class _Server(uvicorn.Server):
+    """Answers those who wait before it goes; else each of them would hold it up until the time for that is over."""
+
+    def __init__(self, config: uvicorn.Config, waiters: Waiters) -> None:
+        super().__init__(config)
+        self._waiters = waiters
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Go."""
+        self._waiters.close()
+        await super().shutdown(sockets)
+
+
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # With the protocol named, asyncio sets TCP_NODELAY on connections; else each answer waits 40 ms for an ACK.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # Connections get it from here: a client that waits and was unplugged is found out within two minutes.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 20), (socket.TCP_KEEPCNT, 3)):
+        listener.setsockopt(socket.IPPROTO_TCP, option, value)
     try:
         listener.bind((host, port))
     except OSError as error:

@@ -10,13 +10,16 @@ ServiceError                what a client is told, as problem+json
 |- NotJson            415
 |- Invalid            422   with one entry per field
 |- KeyReused          422   an Idempotency-Key that came with another body before
-|- Unavailable        503   the database cannot be used at the moment
-|  |- InsufficientStorage 507   the disk is full, or what was asked for would not fit on it
+|- RangeNotSatisfiable 416   bytes that are not there
+`- Unavailable        503   the database cannot be used at the moment
+   |- InsufficientStorage 507   the disk is full, or what was asked for would not fit on it
+   `- Stopping        503   the daemon is being stopped
 StartupError                what the operator is told when the daemon cannot start
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import ClassVar
 
 MAX_ERRORS = 50
@@ -38,7 +41,7 @@ class ServiceError(Exception):
     status: ClassVar[int] = 500
     kind: ClassVar[str] = "internal"
     title: ClassVar[str] = "Internal error"
-    headers: ClassVar[dict[str, str]] = {}
+    headers: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, detail: str, errors: Sequence[FieldError] = ()) -> None:
         super().__init__(detail)
@@ -52,7 +55,7 @@ class Unauthorized(ServiceError):
     status = 401
     kind = "unauthorized"
     title = "Not signed in"
-    headers: ClassVar[dict[str, str]] = {"WWW-Authenticate": 'Bearer realm="eyas"'}
+    headers = MappingProxyType({"WWW-Authenticate": 'Bearer realm="eyas"'})
 
 
 class TooManyFailures(ServiceError):
@@ -61,7 +64,7 @@ class TooManyFailures(ServiceError):
     status = 429
     kind = "too-many-failures"
     title = "Too many failed attempts"
-    headers: ClassVar[dict[str, str]] = {"Retry-After": "2"}
+    headers = MappingProxyType({"Retry-After": "2"})
 
 
 class Forbidden(ServiceError):
@@ -141,6 +144,24 @@ class InsufficientStorage(Unavailable):
     status = 507
     kind = "insufficient-storage"
     title = "Not enough room on a disk"
+
+
+class Stopping(Unavailable):
+    """The daemon is being stopped; whoever waited asks again."""
+
+    headers = MappingProxyType({"Retry-After": "1"})
+
+
+class RangeNotSatisfiable(ServiceError):
+    """Bytes of a log that are not there."""
+
+    status = 416
+    kind = "range-not-satisfiable"
+    title = "Range not satisfiable"
+
+    def __init__(self, detail: str, size: int) -> None:
+        super().__init__(detail)
+        self.headers = {"Content-Range": f"bytes */{size}"}
 
 
 class StartupError(Exception):

@@ -64,6 +64,13 @@ class Settings(BaseSettings):
         ge=0,
         description="MB of a file in the state directory that is given up so that the daemon can go on writing",
     )
+    max_wait_s: float = Field(1800.0, gt=0, le=86_400, description="seconds a request may wait for news")
+    heartbeat_s: float = Field(
+        15.0, gt=0, description="seconds between signs of life of a stream that has nothing to say"
+    )
+    unread_s: float = Field(
+        60.0, gt=0, description="seconds a client may take nothing of what it is sent before its connection is closed"
+    )
     session_hours: float = Field(12.0, gt=0, description="life of a browser session")
     login_minutes: float = Field(10.0, gt=0, description="life of a login link")
     external_scope: Literal["admin", "submit"] = Field("admin", description="what a token needs for `external` jobs")

@@ -27,7 +27,8 @@ from rich.table import Table
 from sample import sample_responses
 from verifier import fetch_verifier
 
-from client.http import ENDED, EyasClient, JobView, Unreachable
+from client.http import EyasClient, Unreachable
+from client.views import ENDED, JobView
 
 HERE = Path(__file__).resolve().parent
 DEMO = HERE.parents[1] / ".demo"

@@ -141,14 +141,10 @@ class AccessControl:
             raise Forbidden(f"Host {name!r} is not allowed; EYAS_ALLOWED_HOSTS adds names")
 
     def _caller(self, headers: Headers) -> Caller:
-        scheme, _, token = headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer":
-            if caller := self._gate.caller_of_token(token.strip()):
-                return caller
-            raise Unauthorized("the token is wrong, revoked or expired")
-        cookie = cookie_parser(headers.get("cookie", "")).get(self._cookie_name)
-        if cookie is not None and (caller := self._gate.caller_of_cookie(cookie)):
+        if caller := caller_of(self._gate, self._cookie_name, headers):
             return caller
+        if _bearer(headers) is not None:
+            raise Unauthorized("the token is wrong, revoked or expired")
         raise Unauthorized("send the header `Authorization: Bearer TOKEN`; the token is in the state directory")
 
     def _note(self, scope: Scope, caller: Caller | None, status: int, location: str) -> None:
@@ -168,6 +164,20 @@ class AccessControl:
         matching = (one for one in self._routes if isinstance(one, Route) and one.matches(scope)[0] == Match.FULL)
         route = next(matching, None)
         return None if route is None else route.path
+
+
+def caller_of(gate: Gate, cookie_name: str, headers: Headers) -> Caller | None:
+    """Who sends these headers: by the token in them, else by the session cookie."""
+    token = _bearer(headers)
+    if token is not None:
+        return gate.caller_of_token(token)
+    cookie = cookie_parser(headers.get("cookie", "")).get(cookie_name)
+    return None if cookie is None else gate.caller_of_cookie(cookie)
+
+
+def _bearer(headers: Headers) -> str | None:
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else None
 
 
 def needed_scope(method: str, path: str) -> TokenScope:

@@ -3,25 +3,30 @@
 from datetime import datetime
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Header, Query, Response
+from fastapi import APIRouter, Body, Header, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from server.api.context import Context, From
 from server.api.problems import Problem
+from server.api.waiting import UntilParam, Wait, ask_of, conditional, tags_of, unless_gone, version_known, waited
+from server.domain.changes import Standing, Until
 from server.domain.states import JobState
-from server.domain.view import JobList, JobView
+from server.domain.view import JobList, JobView, row_of
+from server.errors import FieldError, Invalid
 from server.services import jobs as service
 from server.services.scopes import refuse_stages
 from server.services.stacks import take_stack
 from server.services.submission import ChainRequest, JobRequest, submit
+from server.services.waiting import hold, hold_list, list_state, refuse_unknown, snapshot_of
 
-_PROBLEM = {"model": Problem, "content": {"application/problem+json": {}}}
-_KNOWN: dict[int | str, dict[str, Any]] = {401: _PROBLEM, 403: _PROBLEM, 404: _PROBLEM, 422: _PROBLEM}
+PROBLEM = {"model": Problem, "content": {"application/problem+json": {}}}
+KNOWN_PROBLEMS: dict[int | str, dict[str, Any]] = {401: PROBLEM, 403: PROBLEM, 404: PROBLEM, 422: PROBLEM}
 
-router = APIRouter(prefix="/jobs", tags=["jobs"], responses=_KNOWN)
+router = APIRouter(prefix="/jobs", tags=["jobs"], responses=KNOWN_PROBLEMS)
 
 MAX_OFFSET = 1 << 62
+MAX_IDS = 100
 
 
 class SubmittedJob(BaseModel):
@@ -117,7 +122,7 @@ SubmitBody = Annotated[
 ]
 
 
-@router.post("", status_code=201, operation_id="submitJobs", responses={200: {"model": Submitted}, 507: _PROBLEM})
+@router.post("", status_code=201, operation_id="submitJobs", responses={200: {"model": Submitted}, 507: PROBLEM})
 def post_jobs(
     context: Context,
     caller: From,
@@ -142,43 +147,91 @@ def post_jobs(
     return Submitted(jobs=[SubmittedJob(id=job.id, name=job.name, state=job.state) for job in jobs])
 
 
-@router.get("", operation_id="listJobs")
-def get_jobs(context: Context, limit: Annotated[int, Query(ge=1, le=1000)] = 100) -> JobList:
-    """The newest jobs, newest first."""
-    return service.list_jobs(context.runtime, limit)
+@router.get(
+    "", operation_id="listJobs", response_model=None, responses={200: {"model": JobList}, 304: {}, 503: PROBLEM}
+)
+async def get_jobs(
+    context: Context,
+    request: Request,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    ids: Annotated[
+        str | None, Query(max_length=7000, description="these jobs only, comma between them, 100 at most")
+    ] = None,
+    wait: Wait = None,
+    until: UntilParam = Until.CHANGE,
+    known: Annotated[
+        str | None, Query(max_length=100, description="the ETag of an earlier answer, where no header can be sent")
+    ] = None,
+) -> Response:
+    """The newest jobs, newest first; or those named. With `wait`, once there is news of any of them."""
+    named = _ids_in(ids, until, wait is not None)
+    ask = ask_of(context, request, wait)
+    outcome = None
+    if ask is not None:
+        has = _list_known(context, request, until, known)
+        holding = hold_list(context.runtime, named, until, has, limit, ask.seconds)
+        outcome = await unless_gone(context, request, holding)
+    jobs = await run_in_threadpool(service.list_jobs, context.runtime, limit, named)
+    refuse_unknown(named, [job.id for job in jobs])
+    state = list_state([Standing(job.id, job.version, job.marks.change, job.state) for job in jobs])
+    tag = f"{context.runtime.incarnation}-{state.versions}-{state.changes}"
+    body = JobList(jobs=[row_of(job) for job in jobs]).model_dump_json().encode()
+    return conditional(request, tag, body, waited(ask, outcome))
 
 
-@router.get("/{job_id}", operation_id="getJob", response_model=None, responses={200: {"model": JobView}})
-async def get_job(context: Context, job_id: str) -> Response:
-    """Everything about one job, as of its last event."""
-    snapshot = context.runtime.snapshots.get(job_id)
-    if snapshot is None:
-        snapshot = await run_in_threadpool(service.load_snapshot, context.runtime, job_id)
-    return Response(snapshot.body, media_type="application/json")
+def _ids_in(ids: str | None, until: Until, waits: bool) -> list[str]:
+    named = list(dict.fromkeys(one for one in (ids or "").split(",") if one))
+    if len(named) > MAX_IDS:
+        raise Invalid.of([FieldError("?ids", f"{len(named)} jobs are named; {MAX_IDS} can be")])
+    if waits and until in (Until.EPOCH, Until.CHECKPOINT):
+        text = f"of many jobs, change, progress or terminal can be waited for; {until} of one: GET /jobs/{{id}}"
+        raise Invalid.of([FieldError("?until", text)])
+    if waits and until == Until.TERMINAL and not named:
+        raise Invalid.of([FieldError("?ids", "name the jobs of which one is to end")])
+    return named
+
+
+def _list_known(context: Context, request: Request, until: Until, known: str | None) -> str | None:
+    """The digest in the validator the client sent, whichever this wait compares; None when it sent none."""
+    tags = (
+        tags_of(request.headers.get("if-none-match"))
+        if known is None
+        else [known.strip().removeprefix("W/").strip('"')]
+    )
+    parts = [tag.split("-") for tag in tags if tag != "*"]
+    if not parts:
+        return None
+    ours = next((one for one in parts if len(one) == 3 and one[0] == context.runtime.incarnation), None)
+    if ours is None:
+        return ""
+    return ours[1] if until == Until.PROGRESS else ours[2]
 
 
 @router.get(
-    "/{job_id}/log",
-    operation_id="getLog",
-    response_class=Response,
-    responses={200: {"content": {"text/plain": {}}, "description": "raw bytes; X-Next-Offset is where to read on"}},
+    "/{job_id}", operation_id="getJob", response_model=None, responses={200: {"model": JobView}, 304: {}, 503: PROBLEM}
 )
-def get_log(
+async def get_job(
     context: Context,
+    request: Request,
     job_id: str,
-    offset: Annotated[int, Query(ge=0, le=MAX_OFFSET)] = 0,
-    limit: Annotated[int, Query(ge=0, le=8 << 20)] = 65_536,
-    attempt: Annotated[int | None, Query(ge=1, le=1_000_000)] = None,
+    wait: Wait = None,
+    until: UntilParam = Until.CHANGE,
+    since: Annotated[
+        str | None,
+        Query(max_length=100, description="the `version` or ETag of an earlier answer, where no header can be sent"),
+    ] = None,
 ) -> Response:
-    """Bytes of the log from an offset; of the newest attempt unless one is named."""
-    part = service.read_log(context.runtime, job_id, offset, limit, attempt)
-    headers = {
-        "X-Next-Offset": str(part.next_offset),
-        "X-Log-Size": str(part.size),
-        "X-Log-Attempt": str(part.attempt),
-        "X-Content-Type-Options": "nosniff",
-    }
-    return Response(part.data, media_type="text/plain; charset=utf-8", headers=headers)
+    """Everything about one job, as of its last event. With `wait`, once there is news of it."""
+    ask = ask_of(context, request, wait)
+    outcome = None
+    if ask is None:
+        snapshot = await snapshot_of(context.runtime, job_id)
+    else:
+        known = version_known(context, request, since)
+        holding = hold(context.runtime, job_id, until, known, ask.seconds)
+        snapshot, outcome = await unless_gone(context, request, holding)
+    tag = f"{context.runtime.incarnation}-{snapshot.version}"
+    return conditional(request, tag, snapshot.body, waited(ask, outcome))
 
 
 @router.get("/{job_id}/events", operation_id="getEvents", response_model=None, responses={200: {"model": EventList}})
@@ -204,21 +257,21 @@ def post_cancel(
     return Cancelled(id=job.id, state=job.state, cancel_asked_at=job.cancel_asked_at)
 
 
-@router.post("/{job_id}/pause", status_code=202, operation_id="pauseJob", responses={409: _PROBLEM})
+@router.post("/{job_id}/pause", status_code=202, operation_id="pauseJob", responses={409: PROBLEM})
 def post_pause(context: Context, job_id: str, body: Annotated[PauseRequest | None, Body()] = None) -> Paused:
     """Have a job stopped, a training with a checkpoint, until it is resumed; one that is queued is held."""
     job = service.ask_pause(context.runtime, job_id, None if body is None else body.grace_s)
     return Paused(id=job.id, state=job.state, pause_asked_at=job.pause_asked_at)
 
 
-@router.post("/{job_id}/resume", status_code=202, operation_id="resumeJob", responses={409: _PROBLEM})
+@router.post("/{job_id}/resume", status_code=202, operation_id="resumeJob", responses={409: PROBLEM})
 def post_resume(context: Context, job_id: str) -> Paused:
     """Have a paused job go on, with another attempt, through the queue."""
     job = service.ask_resume(context.runtime, job_id)
     return Paused(id=job.id, state=job.state, pause_asked_at=job.pause_asked_at)
 
 
-@router.post("/{job_id}/checkpoint", status_code=202, operation_id="checkpointJob", responses={409: _PROBLEM})
+@router.post("/{job_id}/checkpoint", status_code=202, operation_id="checkpointJob", responses={409: PROBLEM})
 def post_checkpoint(context: Context, job_id: str) -> CheckpointAsked:
     """Have a running training save and judge a checkpoint at its next step."""
     return CheckpointAsked(id=job_id, request=service.ask_checkpoint(context.runtime, job_id))
@@ -228,7 +281,7 @@ def post_checkpoint(context: Context, job_id: str) -> CheckpointAsked:
     "/{job_id}/stack",
     operation_id="getStack",
     response_class=Response,
-    responses={200: {"content": {"text/plain": {}}, "description": "as of now"}, 409: _PROBLEM, 503: _PROBLEM},
+    responses={200: {"content": {"text/plain": {}}, "description": "as of now"}, 409: PROBLEM, 503: PROBLEM},
 )
 def get_stack(context: Context, job_id: str) -> Response:
     """Stacks of every thread of a running job's processes, data loader workers included; takes up to 5 s."""

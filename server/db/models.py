@@ -8,6 +8,7 @@ jobs 1--n job_dependencies      what a job waits for
 login_sessions                  browser sessions, by hash
 api_tokens                      bearer tokens besides the owner's, by hash
 audit_log                       writes and refused attempts
+incarnation                     one row: which database this is, so that what clients hold of another one is recognised
 """
 
 from datetime import UTC, datetime
@@ -89,6 +90,10 @@ class JobTable(Base):
     resources: Mapped[dict[str, Any]] = mapped_column(server_default="{}")
     status: Mapped[str] = mapped_column(Text)
     version: Mapped[int]
+    progress_version: Mapped[int] = mapped_column(server_default="1")
+    change_version: Mapped[int] = mapped_column(server_default="1")
+    epoch_version: Mapped[int] = mapped_column(server_default="1")
+    checkpoint_version: Mapped[int] = mapped_column(server_default="1")
 
 
 class DependencyTable(Base):
@@ -204,3 +209,11 @@ class AuditTable(Base):
     route: Mapped[str | None] = mapped_column(String(200))
     job_id: Mapped[str | None] = mapped_column(String(64))
     status: Mapped[int]
+
+
+class IncarnationTable(Base):
+    """Which database this is: made anew, or a backup that was put back, it is another one."""
+
+    __tablename__ = "incarnation"
+
+    id: Mapped[str] = mapped_column(String(16), primary_key=True)

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from server.domain.changes import FIRST, Marks
 from server.domain.policy import NO_RETRY, Policy
 from server.domain.progress import Status
 from server.domain.resources import BY_STAGE, GpuRef, Resources
@@ -78,6 +79,7 @@ class Job:
     priority: int = 0
     resources: Resources = BY_STAGE
     version: int = 1
+    marks: Marks = FIRST
     status: Status = field(default_factory=Status)
     depends_on: tuple[Dependency, ...] = ()
     attempt: Attempt | None = None

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from eagle3_core.contract.jobdir import write_whole
-from server.db.backup import copy_database, faults_of
+from server.db.backup import become_another, copy_database, faults_of
 from server.errors import StartupError
 from server.settings import Settings
 
@@ -26,6 +26,7 @@ def backup(settings: Settings, target: Path) -> list[Path]:
     copy_database(settings.database, copy)
     if faults := faults_of(copy):
         raise StartupError(f"{settings.database} is damaged ({faults[0]}); `eyas rebuild` makes it anew")
+    become_another(copy)
     told = target / "settings.json"
     write_whole(told, json.dumps(settings.model_dump(mode="json"), indent=1).encode() + b"\n", 0o600)
     return [copy, told]

@@ -1,8 +1,9 @@
-"""Reading jobs, their logs and events, and asking them to stop, pause, go on or save."""
+"""Reading jobs and their events, and asking them to stop, pause, go on or save."""
 
 import logging
 import secrets
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 from eagle3_core.contract.params import AdoptParams, TrainParams
 from server.db.queries import events as event_queries
@@ -10,29 +11,17 @@ from server.db.queries import jobs as job_queries
 from server.domain.ids import is_job_id
 from server.domain.job import Checkpoint, Job
 from server.domain.states import FINAL_JOB, JobState
-from server.domain.view import JobList, row_of
 from server.errors import Conflict, InsufficientStorage, NotFound, Unavailable
 from server.services.orders import order_once, order_stop
 from server.services.records import write_record
 from server.services.runtime import Runtime
 from server.services.snapshots import Snapshot
 from server.system import clock
-from server.system.beneath import open_beneath
 
 logger = logging.getLogger(__name__)
 
 EVENTS_SIZE = 8 << 20
 """Characters of events in one answer, about."""
-
-
-@dataclass(frozen=True)
-class LogPart:
-    """Bytes of an attempt's log. `next_offset` is where to read on."""
-
-    data: bytes
-    next_offset: int
-    size: int
-    attempt: int
 
 
 def load_job(runtime: Runtime, job_id: str) -> Job:
@@ -63,10 +52,10 @@ def load_snapshot(runtime: Runtime, job_id: str) -> Snapshot:
     return runtime.snapshots.put(load_job(runtime, job_id))
 
 
-def list_jobs(runtime: Runtime, limit: int) -> JobList:
-    """The newest jobs, newest first."""
+def list_jobs(runtime: Runtime, limit: int, ids: Sequence[str] = ()) -> list[Job]:
+    """The jobs that are named, as far as there are any, else the newest; newest first."""
     with runtime.database.read() as session:
-        return JobList(jobs=[row_of(job) for job in job_queries.newest_jobs(session, limit)])
+        return job_queries.jobs_of_ids(session, ids) if ids else job_queries.newest_jobs(session, limit)
 
 
 def ask_cancel(runtime: Runtime, job_id: str, grace_s: float | None, checkpoint: bool) -> tuple[Job, bool]:
@@ -170,36 +159,6 @@ def _intent_written(runtime: Runtime, job_id: str) -> Job:
         job = load_job(runtime, job_id)
     runtime.snapshots.put(job)
     return job
-
-
-def read_log(runtime: Runtime, job_id: str, offset: int, limit: int, attempt: int | None) -> LogPart:
-    """Bytes of a log, from `offset`, secrets overwritten; of the newest attempt unless one is named.
-
-    Raises:
-        NotFound: no such job, or no such attempt of it.
-        Conflict: somebody put a link in its place.
-    """
-    job = load_job(runtime, job_id)
-    newest = 0 if job.attempt is None else job.attempt.number
-    if attempt is not None and not 1 <= attempt <= newest:
-        raise NotFound(f"job {job.id} has no attempt {attempt}")
-    number = attempt or newest
-    if number == 0:
-        return LogPart(b"", offset, 0, 0)
-    margin = runtime.redactor.margin
-    try:
-        with open_beneath(runtime.settings.jobs_dir, runtime.job_dir(job.id).attempt(number).log) as file:
-            size = file.seek(0, 2)
-            begin = min(offset, size)
-            start = file.seek(max(0, begin - margin))
-            seen = file.read(begin - start + limit + margin if limit else 0)
-    except FileNotFoundError:
-        return LogPart(b"", offset, 0, number)
-    except OSError as error:
-        raise Conflict(f"the log of job {job.id} is not a file of its own any more: {error.strerror}") from error
-    # A secret may begin before these bytes, or end behind them.
-    data = runtime.redactor.data(seen)[begin - start :][:limit]
-    return LogPart(data, offset + len(data), max(size, min(offset, size) + len(data)), number)
 
 
 def read_events(runtime: Runtime, job_id: str, after: int, limit: int) -> bytes:

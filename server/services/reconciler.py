@@ -23,6 +23,7 @@ from eagle3_core.contract.jobdir import EVENTS_NAME, JOB_ID_VARIABLE, JobDir, is
 from server.db.queries import events as event_queries
 from server.db.queries import jobs as job_queries
 from server.domain.advance import STALLED, Observation, advance, conclude, finish, read_events, stop_asked
+from server.domain.changes import without_digits
 from server.domain.job import CANCEL, PAUSE, Job
 from server.domain.outcome import End, ExitRecord
 from server.domain.queue import Finish, Hold, Host, Start, Wait, decide, ready
@@ -245,7 +246,7 @@ class Reconciler:
         if new == job:
             return
         # Sizes and seconds in a reason change all the time, and each change of it is a write.
-        same = new.state == job.state and _without_digits(waiting) == _without_digits(job.waiting)
+        same = new.state == job.state and without_digits(waiting) == without_digits(job.waiting)
         if same and clock.boottime() < self._reworded.get(job.id, 0.0):
             return
         self._reworded[job.id] = clock.boottime() + REWORDED_S
@@ -476,7 +477,3 @@ class Reconciler:
         self._unrecorded.add(job.id)
         self._record_ends()
         logger.info("job %s (%s): %s", job.id, job.name, job.state + (f": {job.reason}" if job.reason else ""))
-
-
-def _without_digits(text: str | None) -> str:
-    return "".join(sign for sign in text or "" if not sign.isdigit())

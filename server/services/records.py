@@ -6,6 +6,7 @@ from eagle3_core.contract.jobdir import JobDir, read_json, write_json
 from eagle3_core.contract.params import STAGES
 from eagle3_core.contract.spec import JobSpec
 from server.db.queries import jobs as job_queries
+from server.domain.changes import Marks
 from server.domain.job import Dependency, Job
 from server.domain.policy import Policy
 from server.domain.resources import Resources
@@ -79,6 +80,7 @@ def read_record(directory: JobDir) -> Job:
     def time(name: str) -> datetime | None:
         return None if record[name] is None else datetime.fromisoformat(record[name])
 
+    version = int(clock.utc_now().timestamp())  # above any that a client may hold of the row before
     created_at = time("created_at")
     if created_at is None:
         raise ValueError(f"{directory.record.name} has no created_at")
@@ -106,7 +108,8 @@ def read_record(directory: JobDir) -> Job:
         policy=Policy.model_validate(record["policy"]),
         priority=record.get("priority", 0),
         resources=Resources.model_validate(record.get("resources", {})),
-        version=int(clock.utc_now().timestamp()),  # above any that a client may hold of the row before
+        version=version,
+        marks=Marks.all_at(version),
         depends_on=tuple(Dependency(needed, needed, JobState.QUEUED, None) for needed in record["depends_on"]),
     )
 

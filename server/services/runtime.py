@@ -5,24 +5,31 @@ from dataclasses import dataclass, field
 
 from eagle3_core.contract.jobdir import JobDir
 from server.db.engine import Database
+from server.db.queries import incarnation
 from server.domain.redaction import Redactor
 from server.services.background import BackgroundWriter
 from server.services.hardware import Hardware
 from server.services.snapshots import Snapshots
 from server.services.space import Space
+from server.services.waiters import Waiters
 from server.settings import Settings
+from server.system.growth import Growth
 
 
 @dataclass
 class Runtime:
-    """Settings, database, what is secret, hot answers, writes that may wait, the bell that wakes the loop, whether
-    it is urgent and whether it is an intent, and what is known of GPUs and host.
+    """Settings, database, what is secret, hot answers and who waits for them, writes that may wait, the bell that
+    wakes the loop, whether it is urgent and whether it is an intent, what is known of GPUs and host, and which
+    database this is.
     """
 
     settings: Settings
     database: Database
     redactor: Redactor = field(default_factory=Redactor)
+    waiters: Waiters = field(default_factory=Waiters)
+    growth: Growth = field(default_factory=Growth)
     snapshots: Snapshots = field(init=False)
+    incarnation: str = field(init=False)
     background: BackgroundWriter = field(init=False)
     bell: threading.Event = field(default_factory=threading.Event)
     urgent: threading.Event = field(default_factory=threading.Event)
@@ -37,7 +44,9 @@ class Runtime:
     def __post_init__(self) -> None:
         self.space = Space(self.settings)
         self.hardware = Hardware(self.settings, self.wake)
-        self.snapshots = Snapshots(redactor=self.redactor)
+        self.snapshots = Snapshots(redactor=self.redactor, tell=self.waiters.tell)
+        with self.database.read() as session:
+            self.incarnation = incarnation.read(session)
         self.background = BackgroundWriter(self.database)
 
     def job_dir(self, job_id: str) -> JobDir:

@@ -1,26 +1,60 @@
-"""Connections of clients: not more than the process has descriptors for, and none that says nothing for ever."""
+"""Connections of clients: not more than the process has descriptors for, none that says nothing for ever, and none that
+takes nothing of what it is sent.
+"""
 
 import json
-from asyncio import Transport
+from asyncio import TimerHandle, Transport
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-MAX_CONNECTIONS = 400
-"""Of the usual 1024 descriptors; the rest is for the database, logs and workers."""
+KEPT_FREE = 600
+"""Descriptors for the database, logs that are read, and workers."""
 
+MOST = 8192
 SILENT_S = 30.0
 
 
+def max_connections(descriptors: int) -> int:
+    """How many connections so many descriptors are enough for."""
+    return max(64, min(MOST, descriptors - KEPT_FREE))
+
+
 class GuardedProtocol(H11Protocol):
-    """HTTP on one connection, which is closed when there are too many, or when no request came in time."""
+    """HTTP on one connection, which is closed when there are too many, when no request came in time, or when the client
+    has left what it was sent unread for too long: what waits to be sent takes memory, and an open connection.
+    """
+
+    most = max_connections(1024)
+    unread_s = 60.0
+    _unread: TimerHandle | None = None
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         """Take the connection or close it."""
         super().connection_made(transport)
-        if len(self.connections) > MAX_CONNECTIONS:
+        if len(self.connections) > self.most:
             transport.abort()
         else:
             self.loop.call_later(SILENT_S, self._close_if_silent)
+
+    def pause_writing(self) -> None:
+        """The client takes less than it is sent: its time begins."""
+        super().pause_writing()
+        self._unread = self.loop.call_later(self.unread_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """It has taken most of it."""
+        self._unset_unread()
+        super().resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It is over."""
+        self._unset_unread()
+        super().connection_lost(exc)
+
+    def _unset_unread(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is no HTTP, and never reaches the application, as the application would."""
@@ -40,3 +74,9 @@ class GuardedProtocol(H11Protocol):
     def _close_if_silent(self) -> None:
         if self.cycle is None:
             self.transport.close()
+
+
+def guarded_protocol(most: int, unread_s: float) -> type[GuardedProtocol]:
+    """The protocol with these limits."""
+    limits = {"most": most, "unread_s": unread_s}
+    return type("LimitedProtocol", (GuardedProtocol,), limits)

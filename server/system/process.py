@@ -10,6 +10,7 @@ from typing import Any
 from eagle3_core.contract import proctree
 from eagle3_core.contract.identity import ProcessIdentity, boot_id, host_id, is_alive
 from eagle3_core.contract.jobdir import read_json
+from server.system.descriptors import give_first_limit
 
 
 @dataclass(frozen=True)
@@ -79,18 +80,18 @@ def spawn(python: Path, attempt: Path, log: Path, lock_fd: int, environment: dic
     """
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     try:
-        return Child(
-            subprocess.Popen(
-                [str(python), "-P", "-m", "worker", str(attempt)],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                cwd=attempt,
-                env=environment,
-                start_new_session=True,
-                pass_fds=(lock_fd,),
-            )
+        shim = subprocess.Popen(
+            [str(python), "-P", "-m", "worker", str(attempt)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            cwd=attempt,
+            env=environment,
+            start_new_session=True,
+            pass_fds=(lock_fd,),
         )
+        give_first_limit(shim.pid)
+        return Child(shim)
     finally:
         os.close(output)
 

@@ -5,11 +5,27 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, cast
 
-from sqlalchemy import Boolean, Connection, CursorResult, Select, Table, Update, bindparam, func, insert, select, update
+from sqlalchemy import (
+    Boolean,
+    Case,
+    Column,
+    Connection,
+    CursorResult,
+    Select,
+    Table,
+    Update,
+    bindparam,
+    case,
+    func,
+    insert,
+    select,
+    update,
+)
 from sqlalchemy.orm import Session
 
 from server.db.models import AttemptTable, DependencyTable, JobTable
 from server.db.queries import leases as lease_queries
+from server.domain.changes import Marks, Standing, news_of
 from server.domain.job import Attempt, Dependency, Job, NewJob
 from server.domain.policy import Policy
 from server.domain.progress import Status
@@ -17,6 +33,9 @@ from server.domain.resources import GpuRef, Resources
 from server.domain.states import FINAL_JOB, AttemptState, JobState
 
 _CHUNK = 500
+
+_NEWS: dict[str, Any] = dict.fromkeys(("version", "change_version", "progress_version"), JobTable.version + 1)
+"""What an intent and a new attempt do to the versions."""
 
 
 class Stale(Exception):
@@ -61,6 +80,19 @@ def get_job(session: Session, job_id: str) -> Job | None:
 def newest_jobs(session: Session, limit: int) -> list[Job]:
     """The newest jobs, newest first."""
     return _load(session, select(JobTable).order_by(JobTable.number.desc()).limit(limit))
+
+
+def standing(session: Session, ids: Sequence[str] | None, limit: int) -> list[Standing]:
+    """Of these jobs, else of the newest; newest first."""
+    columns = (JobTable.id, JobTable.version, JobTable.change_version, JobTable.state)
+    statement = select(*columns).order_by(JobTable.number.desc())
+    statement = statement.limit(limit) if ids is None else statement.where(JobTable.id.in_(ids))
+    return [Standing(*row) for row in session.execute(statement)]
+
+
+def jobs_of_ids(session: Session, ids: Sequence[str]) -> list[Job]:
+    """These jobs, as far as there are any; newest first."""
+    return _load(session, select(JobTable).where(JobTable.id.in_(ids)).order_by(JobTable.number.desc()))
 
 
 def unfinished_jobs(session: Session) -> list[Job]:
@@ -126,7 +158,7 @@ def ask_cancel(session: Session, job_id: str, grace_s: float, now: datetime, che
     """
     living = update(JobTable).where(JobTable.id == job_id, JobTable.state.not_in(FINAL_JOB))
     first = living.where(JobTable.cancel_asked_at.is_(None)).values(
-        cancel_asked_at=now, cancel_grace_s=grace_s, cancel_checkpoint=checkpoint, version=JobTable.version + 1
+        cancel_asked_at=now, cancel_grace_s=grace_s, cancel_checkpoint=checkpoint, **_NEWS
     )
     if _changed(session, first) == 1:
         return True
@@ -143,7 +175,7 @@ def ask_pause(session: Session, job_id: str, grace_s: float, now: datetime) -> b
         update(JobTable)
         .where(JobTable.id == job_id, JobTable.state.not_in(FINAL_JOB))
         .where(JobTable.cancel_asked_at.is_(None), JobTable.pause_asked_at.is_(None))
-        .values(pause_asked_at=now, pause_grace_s=grace_s, version=JobTable.version + 1)
+        .values(pause_asked_at=now, pause_grace_s=grace_s, **_NEWS)
     )
     return _changed(session, statement) == 1
 
@@ -154,7 +186,7 @@ def ask_resume(session: Session, job_id: str) -> bool:
         update(JobTable)
         .where(JobTable.id == job_id, JobTable.state.not_in(FINAL_JOB))
         .where(JobTable.cancel_asked_at.is_(None), JobTable.pause_asked_at.is_not(None))
-        .values(pause_asked_at=None, pause_grace_s=None, version=JobTable.version + 1)
+        .values(pause_asked_at=None, pause_grace_s=None, **_NEWS)
     )
     return _changed(session, statement) == 1
 
@@ -174,7 +206,7 @@ def begin_attempt(session: Session, job: Job, now: datetime, gpus: Sequence[GpuR
             state=JobState.STARTING,
             waiting=None,
             resources=job.resources.model_dump(mode="json"),
-            version=JobTable.version + 1,
+            **_NEWS,
         )
     )
     if _changed(session, statement) != 1:
@@ -205,6 +237,12 @@ def note_gpus(session: Session, job_id: str, attempt: int, gpus: Sequence[GpuRef
 _JOBS = cast("Table", JobTable.__table__)
 _ATTEMPTS = cast("Table", AttemptTable.__table__)
 
+
+def _at_news(mark: Column[int], occurred: str) -> Case[int]:
+    """The coming version where the parameter says that such news occurred, else the mark as it is."""
+    return case((bindparam(occurred, type_=Boolean), _JOBS.c.version + 1), else_=mark)
+
+
 # Made once: the loop runs them for every event of every job, and putting a statement together costs ten times what
 # running it does. Values come with the parameters of the columns' names.
 _SAVE_JOB = (
@@ -215,7 +253,13 @@ _SAVE_JOB = (
         _JOBS.c.cancel_asked_at.is_not(None) == bindparam("old_cancelled", type_=Boolean),
         _JOBS.c.pause_asked_at.is_not(None) == bindparam("old_paused", type_=Boolean),
     )
-    .values(version=_JOBS.c.version + 1)
+    .values(
+        version=_JOBS.c.version + 1,
+        progress_version=_at_news(_JOBS.c.progress_version, "progressed"),
+        change_version=_at_news(_JOBS.c.change_version, "changed"),
+        epoch_version=_at_news(_JOBS.c.epoch_version, "epoch_over"),
+        checkpoint_version=_at_news(_JOBS.c.checkpoint_version, "checkpoint_told"),
+    )
 )
 _SAVE_ATTEMPT = update(_ATTEMPTS).where(
     _ATTEMPTS.c.job_id == bindparam("old_id"),
@@ -225,6 +269,10 @@ _SAVE_ATTEMPT = update(_ATTEMPTS).where(
 )
 _INTENTS = select(
     _JOBS.c.version,
+    _JOBS.c.progress_version,
+    _JOBS.c.change_version,
+    _JOBS.c.epoch_version,
+    _JOBS.c.checkpoint_version,
     _JOBS.c.cancel_asked_at,
     _JOBS.c.cancel_grace_s,
     _JOBS.c.cancel_checkpoint,
@@ -240,6 +288,7 @@ def save(session: Session, old: Job, new: Job, exit_record: dict[str, Any] | Non
         Stale: the stored job or attempt is not in the state `old` has, or a cancel, pause or resume was asked since; it
             would otherwise end as if nobody had asked.
     """
+    news = news_of(old, new)
     values = {
         "old_id": old.id,
         "old_state": old.state,
@@ -254,6 +303,10 @@ def save(session: Session, old: Job, new: Job, exit_record: dict[str, Any] | Non
         "started_at": new.started_at,
         "ended_at": new.ended_at,
         "status": new.status.model_dump_json(),
+        "progressed": news.progress,
+        "changed": news.change,
+        "epoch_over": news.epoch,
+        "checkpoint_told": news.checkpoint,
     }
     connection = session.connection()
     if connection.execute(_SAVE_JOB, values).rowcount != 1:
@@ -263,8 +316,18 @@ def save(session: Session, old: Job, new: Job, exit_record: dict[str, Any] | Non
         session.execute(ask.values(cancel_asked_at=new.cancel_asked_at, cancel_grace_s=new.cancel_grace_s))
     if new.attempt is not None:
         _save_attempt(connection, old, new, exit_record)
-    stored = connection.execute(_INTENTS, {"job_id": new.id}).one()
-    return replace(new, **stored._asdict())
+    version, progress, change, epoch, checkpoint, *asked = connection.execute(_INTENTS, {"job_id": new.id}).one()
+    cancel_asked_at, cancel_grace_s, cancel_checkpoint, pause_asked_at, pause_grace_s = asked
+    return replace(
+        new,
+        version=version,
+        marks=Marks(progress, change, epoch, checkpoint),
+        cancel_asked_at=cancel_asked_at,
+        cancel_grace_s=cancel_grace_s,
+        cancel_checkpoint=cancel_checkpoint,
+        pause_asked_at=pause_asked_at,
+        pause_grace_s=pause_grace_s,
+    )
 
 
 def _save_attempt(connection: Connection, old: Job, new: Job, exit_record: dict[str, Any] | None) -> None:
@@ -346,6 +409,7 @@ def _job(row: JobTable, depends_on: tuple[Dependency, ...], attempt: AttemptTabl
         priority=row.priority,
         resources=Resources.model_validate(row.resources),
         version=row.version,
+        marks=Marks(row.progress_version, row.change_version, row.epoch_version, row.checkpoint_version),
         status=Status.model_validate_json(row.status),
         depends_on=depends_on,
         attempt=None if attempt is None else _attempt(attempt),

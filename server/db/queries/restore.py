@@ -63,6 +63,10 @@ def _row(job: Job) -> dict[str, Any]:
         "policy": job.policy.model_dump(mode="json"),
         "status": job.status.model_dump_json(),
         "version": job.version,
+        "progress_version": job.marks.progress,
+        "change_version": job.marks.change,
+        "epoch_version": job.marks.epoch,
+        "checkpoint_version": job.marks.checkpoint,
     }
 
 

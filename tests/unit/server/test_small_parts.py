@@ -2,16 +2,21 @@
 
 import errno
 import socket
+import subprocess
+import sys
 from datetime import timedelta
 
 import pytest
+from alembic import command
 
 from eagle3_core.contract.jobdir import JobDir
 from server.api.access import host_name
 from server.api.pages import WEB
 from server.app import _listen, is_loopback, serve
 from server.db.engine import Database
-from server.db.migrate import upgrade
+from server.db.migrate import configuration, upgrade
+from server.db.queries import incarnation, jobs
+from server.domain.changes import Marks
 from server.domain.ids import is_job_id, new_job_id
 from server.errors import StartupError
 from server.services import auth
@@ -159,3 +164,40 @@ def test_on_a_full_disk_an_empty_file_is_the_order_to_stop(tmp_path, monkeypatch
     monkeypatch.setattr("server.services.orders.write_json", full)
     order_stop(job, 3.0)
     assert job.cancel.read_bytes() == b""
+
+
+def test_the_daemon_takes_more_descriptors_and_gives_its_jobs_what_it_began_with():
+    """Programs that use select() fail on a descriptor over 1023."""
+    code = (
+        "import resource, subprocess, sys\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (300, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))\n"
+        "from server.system.descriptors import give_first_limit, raise_limit\n"
+        "most = raise_limit()\n"
+        "assert most == resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 300\n"
+        "child = subprocess.Popen(['cat'], stdin=subprocess.PIPE)\n"
+        "give_first_limit(child.pid)\n"
+        "print(resource.prlimit(child.pid, resource.RLIMIT_NOFILE)[0])\n"
+        "child.communicate()\n"
+        "give_first_limit(child.pid)\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (run.stdout.strip(), run.stderr) == ("300", "")
+
+
+def test_a_database_of_before_gets_a_name_and_all_its_news_are_of_now(tmp_path):
+    database = Database(tmp_path / "eyas.db")
+    with database.engine.connect() as connection:
+        config = configuration()
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0004")
+        connection.commit()
+        row = "number, id, name, stage, params, output_dir, created_at, state, status, version"
+        values = "1, 'a', 'a', 'train', '{}', '/o', '2026-01-01T00:00:00.000000Z', 'queued', '{}', 17"
+        connection.exec_driver_sql(f"INSERT INTO jobs ({row}) VALUES ({values})")
+        connection.commit()
+    upgrade(database.engine)
+    with database.read() as session:
+        [job] = jobs.unfinished_jobs(session)
+        assert (job.version, job.marks) == (17, Marks.all_at(17))
+        assert len(incarnation.read(session)) == 8
+    database.close()

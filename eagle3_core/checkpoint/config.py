@@ -162,6 +162,7 @@ def _drafter_config(
             qk_norm=sizes.get("model_type") == "qwen3",
             sliding_window=_window(file, sizes),
             num_aux_states=_aux_count(file, whole, nested, ids, hidden),
+            own_embedding=whole.get("embed_requires_grad") is True,
             bos_token_id=sizes.get("bos_token_id"),
             eos_token_id=sizes.get("eos_token_id"),
             **{flag: _flag(file, flag, whole, nested, notes) for flag in FLAGS},

@@ -179,7 +179,7 @@ def speculators_config(
         "draft_vocab_size": config.draft_vocab_size,
         "dtype": "bfloat16",
         "eagle_aux_hidden_state_layer_ids": None if ids is None else list(ids),
-        "embed_requires_grad": False,
+        "embed_requires_grad": config.own_embedding,
         "fc_norm": config.fc_norm,
         "norm_before_fc": config.norm_before_fc,
         "norm_before_residual": config.norm_before_residual,

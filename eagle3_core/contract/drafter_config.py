@@ -34,6 +34,7 @@ class DrafterConfig(BaseModel):
     norm_output: bool = False
     qk_norm: bool = Field(False, description="RMSNorm of each head's queries and keys, as Qwen3 has")
     sliding_window: int | None = Field(None, ge=1, description="step-0 keys a row sees, its own included; None: all")
+    own_embedding: bool = Field(False, description="embed_tokens was trained; else it is the verifier's")
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
 

@@ -186,6 +186,11 @@ class TrainParams(StageParams):
     noise: float = Field(0.05, ge=0, description="half width of the uniform noise on hidden states")
     val_ratio: float = Field(0.1, ge=0, lt=1, description="share of prompts held out for validation")
     train_head: bool = Field(True, description="false keeps lm_head at the verifier's rows")
+    train_embedding: bool = Field(
+        False,
+        description="train a copy of the verifier's embedding; vLLM serves a drafter with its own, SGLang puts the "
+        "verifier's in its place",
+    )
     num_workers: int = Field(0, ge=0, le=64, description="processes that read hidden states ahead")
     seed: int = 0
     device: Device = "auto"

@@ -192,7 +192,8 @@ class Layer(nn.Module):
 class Eagle3Drafter(nn.Module):
     """The drafter; its parameter and buffer names are those of a speculators checkpoint.
 
-    The embedding is the verifier's and stays as it is. `d2t` (int64 [D], offsets) and `t2d` (bool [V]) are buffers.
+    The embedding is the verifier's and stays as it is, unless it is trained. `d2t` (int64 [D], offsets) and `t2d`
+    (bool [V]) are buffers.
     """
 
     inv_freq: Tensor

@@ -72,6 +72,7 @@ def resolve_shape(
         num_aux_states=len(meta.layer_ids),
         bos_token_id=files.bos_token_id,
         eos_token_id=list(files.eos_token_ids),
+        own_embedding=params.train_embedding or (source is not None and source.config.own_embedding),
         **chosen,
     )
     if config.num_attention_heads % config.num_key_value_heads:
@@ -253,7 +254,7 @@ def build_drafter(
     seed: int,
     report: Report,
 ) -> Eagle3Drafter:
-    """The drafter to train, in float32; the embedding stays the verifier's, in its dtype.
+    """The drafter to train, in float32; an embedding that is the verifier's stays in its dtype.
 
     Args:
         shape: its config.
@@ -273,23 +274,27 @@ def build_drafter(
             nn.init.normal_(module.weight, std=INITIALIZER_RANGE)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
-    drafter.embed_tokens.weight = nn.Parameter(weights.embedding, requires_grad=False)
+    embedding = weights.embedding.float() if shape.config.own_embedding else weights.embedding
+    drafter.embed_tokens.weight = nn.Parameter(embedding, requires_grad=False)
     with torch.no_grad():
         drafter.lm_head.weight.copy_(weights.head)
     if shape.config.draft_vocab_size != shape.config.vocab_size:
         drafter.d2t.copy_(vocab_map.d2t_D)
         drafter.t2d.copy_(vocab_map.t2d_V)
     if source is not None:
-        _load_source(drafter, vocab_map, source[1], report)
+        _load_source(drafter, vocab_map, *source, report)
     return drafter
 
 
-def _load_source(drafter: Eagle3Drafter, vocab_map: VocabMap, tensors: dict[str, Tensor], report: Report) -> None:
+def _load_source(
+    drafter: Eagle3Drafter, vocab_map: VocabMap, source: DrafterSource, tensors: dict[str, Tensor], report: Report
+) -> None:
     """Take over every trained tensor; head rows by the verifier token they stand for."""
     parameters = dict(drafter.named_parameters())
-    skipped = [name for name in ("embed_tokens.weight", "t2d", "d2t") if name in tensors]
+    kept = ("t2d", "d2t") if source.config.own_embedding else ("embed_tokens.weight", "t2d", "d2t")
+    skipped = [name for name in kept if name in tensors]
     loaded = [name for name in tensors if name in parameters and name not in skipped]
-    absent = sorted(set(parameters) - set(tensors) - {"embed_tokens.weight"})
+    absent = sorted(set(parameters) - set(tensors) - set(kept))
     unknown = sorted(set(tensors) - set(loaded) - set(skipped))
     if absent or unknown:
         raise BadInput(f"finetune_from: tensors missing: {absent or 'none'}; unknown: {unknown or 'none'}")

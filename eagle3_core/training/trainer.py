@@ -132,6 +132,16 @@ class _Loaded:
             yield _Loaded([row], [kept], self.skipped, None if self.first is None else self.first + offset)
 
 
+def _make_optimizer(drafter: Eagle3Drafter, params: TrainParams) -> torch.optim.AdamW:
+    """AdamW over what is trained. The embedding does not decay: rows of tokens that the data lacks stay as they are."""
+    named = [(name, p) for name, p in drafter.named_parameters() if p.requires_grad]
+    embedding = [each for each in named if each[1] is drafter.embed_tokens.weight]
+    groups: list[dict[str, Any]] = [{"params": [each for each in named if each not in embedding]}]
+    if embedding:
+        groups.append({"params": embedding, "weight_decay": 0.0})
+    return torch.optim.AdamW(groups, lr=params.lr, weight_decay=params.weight_decay, fused=True)
+
+
 class Trainer:
     """Drafter, data, optimizer and schedule of one run."""
 
@@ -171,8 +181,8 @@ class Trainer:
         self.total_steps = self._last_steps[-1]
         self.warmup = warmup_steps(self.total_steps, params.warmup_ratio)
         drafter.lm_head.weight.requires_grad_(params.train_head)
-        named = [(name, p) for name, p in drafter.named_parameters() if p.requires_grad]
-        self.optimizer = torch.optim.AdamW(named, lr=params.lr, weight_decay=params.weight_decay, fused=True)
+        drafter.embed_tokens.weight.requires_grad_(params.train_embedding)
+        self.optimizer = _make_optimizer(drafter, params)
         self.scheduler = make_scheduler(self.optimizer, self.total_steps, self.warmup, params.scheduler)
         self.step = 0
         self.position = Position(0, 0, self._totals())

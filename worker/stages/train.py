@@ -141,6 +141,11 @@ def _set_up(context: StageContext, params: TrainParams) -> Run:
     if params.outside_vocab == "skip":
         outside = make_outside(files, vocab_map, head, store.meta.last_state, device)
     trainer = Trainer(params, drafter, head, store, train_rows, val_rows, device, outside)
+    if shape.config.own_embedding:
+        context.warn(
+            "own_embedding",
+            "the drafter's embedding is its own: serve it with vLLM, SGLang puts the verifier's in its place",
+        )
     total = sum(p.numel() for p in drafter.parameters())
     trained = trainer.trained_parameters()
     context.report("parameters", f"{total:,} in all, {trained:,} trained", total=total, trainable=trained)

@@ -107,6 +107,18 @@ def test_loss_and_every_gradient_equal_the_plain_form(
         assert score.loss_sum.item() == pytest.approx(sum(one[step].loss_sum.item() for one in each), rel=1e-12)
 
 
+def test_the_embedding_is_trained_on_every_token_that_joins_a_row(documents: list[Document]) -> None:
+    drafter, head = drafter_of(), target_head()
+    drafter.embed_tokens.weight.requires_grad_()
+    weights = weights_of(documents)
+    expected = gradients(drafter, plain_loss(drafter, head, documents, weights))
+    loss, _ = score_pack(drafter, head, make_pack(documents, drafter.config, CPU, torch.float64), weights)
+    ours = gradients(drafter, loss)
+    assert difference(ours, expected) < 1e-13
+    joined = {int(token) for each in documents if each.rows_KR.any() for token in each.token_ids_T[1:]}
+    assert set(ours["embed_tokens.weight"].any(1).nonzero()[:, 0].tolist()) <= joined
+
+
 def test_a_head_that_is_frozen_gets_no_gradient_and_changes_no_other(documents: list[Document]) -> None:
     drafter, head = drafter_of(), target_head()
     pack = make_pack(documents, drafter.config, CPU, torch.float64)

@@ -16,6 +16,8 @@ from tests import tiny
 from worker.context import StageContext, StageResult, Stopped
 from worker.stages import train
 
+EMBEDDING = "embed_tokens.weight"
+
 
 class StopAtLook(threading.Event):
     """A stop that comes at the n-th time somebody looks for one."""
@@ -96,6 +98,29 @@ def test_a_cancel_that_does_not_want_the_work_leaves_none(tmp_path: Path, inputs
     with pytest.raises(Stopped):
         run(inputs, tmp_path / "out", StopAtLook(3))
     assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_trained_embedding_is_shipped_resumed_and_taken_over(tmp_path: Path, inputs: dict[str, Any]) -> None:
+    asked = inputs | {"train_embedding": True, "weight_decay": 0.5}
+    run(asked, tmp_path / "whole")
+    with pytest.raises(Stopped):
+        run(asked, tmp_path / "parts", StopAtLook(3))
+    run(asked, tmp_path / "parts")
+    one, other = (weights(tmp_path / name, "1")[EMBEDDING].float() for name in ("whole", "parts"))
+    torch.testing.assert_close(one, other, rtol=0.1, atol=2e-3)
+    verifier = load_file(tmp_path / "verifier" / "model.safetensors")["model.embed_tokens.weight"]
+    moved = (one - verifier.bfloat16().float()).any(1)
+    assert 0 < int(moved.sum()) < len(moved), "tokens that the data lacks stay as they are, weight decay or not"
+    assert json.loads((tmp_path / "whole" / "1" / "config.json").read_text())["embed_requires_grad"] is True
+    [first, second] = events_of(tmp_path / "whole", 0, "verdict")
+    assert [first["verdict"], second["verdict"]] == ["valid", "valid"], second
+    assert "own_embedding" in [finding["code"] for finding in second["findings"]]
+
+    tuned = {key: value for key, value in inputs.items() if key != "vocab_map_dir"} | {"epochs": 1}
+    run(tuned | {"finetune_from": str(tmp_path / "whole" / "1")}, tmp_path / "tuned")
+    assert torch.equal(weights(tmp_path / "tuned", "0")[EMBEDDING].float(), one), "not trained on, but not lost"
+    [verdict] = events_of(tmp_path / "tuned", 0, "verdict")
+    assert verdict["verdict"] == "valid", verdict
 
 
 def test_a_damaged_checkpoint_is_passed_over_by_name(tmp_path: Path, inputs: dict[str, Any]) -> None:

@@ -180,8 +180,8 @@ class TrainParams(StageParams):
     outside_vocab: Literal["keep", "skip"] = Field(
         "keep",
         description="rows for which the verifier's first choice is outside the draft vocabulary: keep scores them on "
-        "what it says of the tokens inside; skip leaves them out and counts them, at the cost of the verifier's "
-        "whole head",
+        "what it says of the tokens inside, and counts them once on the validation rows; skip leaves them out and "
+        "counts them in every epoch, at the cost of the verifier's whole head",
     )
     noise: float = Field(0.05, ge=0, description="half width of the uniform noise on hidden states")
     val_ratio: float = Field(0.1, ge=0, lt=1, description="share of prompts held out for validation")

@@ -23,8 +23,8 @@ from eagle3_core.errors import BadInput
 from eagle3_core.model.drafter import Eagle3Drafter
 from eagle3_core.model.rope import longest_text
 from eagle3_core.model.vocab_map import VocabMap, load_vocab_map, map_fault, map_of_tokens
-from eagle3_core.training.score import CHUNK_ROWS, TargetHead
-from eagle3_core.verifier.tensors import VerifierWeights, load_verifier_weights
+from eagle3_core.training.score import TargetHead
+from eagle3_core.verifier.tensors import VerifierWeights
 
 SHAPE_FIELDS = ("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
 FLAG_FIELDS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "qk_norm")
@@ -363,30 +363,3 @@ def make_target_head(weights: VerifierWeights, last_state: str, device: torch.de
         return out if cap is None else torch.tanh(out / cap) * cap
 
     return logits
-
-
-def make_outside(
-    files: VerifierFiles, vocab_map: VocabMap, inside: TargetHead, last_state: str, device: torch.device
-) -> Callable[[Tensor], Tensor] | None:
-    """Tells for which states the verifier's first choice is a token the drafter cannot propose.
-
-    Args:
-        files: the verifier, whose other head rows are read here.
-        vocab_map: the draft vocabulary.
-        inside: the head over the draft vocabulary.
-        last_state: as for `make_target_head`.
-        device: where it runs.
-
-    Returns:
-        A function of last states [R, H] to bool [R]; None where every token is in the draft vocabulary.
-    """
-    others = (~vocab_map.t2d_V).nonzero()[:, 0]
-    if not len(others):
-        return None
-    outside = make_target_head(load_verifier_weights(files, others), last_state, device)
-
-    def decide(states_RH: Tensor) -> Tensor:
-        parts = states_RH.split(CHUNK_ROWS)
-        return torch.cat([outside(part).amax(-1) > inside(part).amax(-1) for part in parts])
-
-    return decide

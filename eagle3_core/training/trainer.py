@@ -20,6 +20,7 @@ from eagle3_core.errors import BadData, Diverged
 from eagle3_core.model.drafter import Eagle3Drafter
 from eagle3_core.training.engine import Document, make_pack, score_pack
 from eagle3_core.training.losses import mixture
+from eagle3_core.training.outside import Outside
 from eagle3_core.training.packing import packs, steps
 from eagle3_core.training.schedule import make_scheduler, warmup_steps
 from eagle3_core.training.score import StepScore, TargetHead
@@ -105,10 +106,6 @@ class _Order(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.rows)
-
-
-Outside = Callable[[Tensor], Tensor]
-"""The verifier's last states [R, H] -> bool [R], true where its first choice is outside the draft vocabulary."""
 
 
 @dataclass(frozen=True)
@@ -302,7 +299,7 @@ class Trainer:
             needed[1 + k : 1 + k + count] |= counted
         outside = torch.zeros_like(needed)
         places = needed.nonzero()[:, 0]
-        outside[places] = self._outside(row.last_TH[places].to(self.device)).cpu()
+        outside[places] = self._outside(row.last_TH[places]).cpu()
         return torch.stack([outside[1 + k : 1 + k + count] for k in range(steps)])
 
     def _score(self, loaded: _Loaded, weights: Sequence[float]) -> tuple[Tensor, list[StepScore]]:

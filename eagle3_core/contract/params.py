@@ -146,6 +146,11 @@ class TrainParams(StageParams):
     qk_norm: bool | None = Field(
         None, description="norms of queries and keys, as Qwen3; default: the source's, else false"
     )
+    mla: bool | None = Field(
+        None,
+        description="multi-head latent attention, in the sizes of drafter_config, else of the verifier; default: the "
+        "source's, else false",
+    )
     sliding_window: int | None = Field(None, ge=1, description="rows a row sees; default: the source's, else all")
     num_hidden_layers: int | None = Field(None, ge=1, le=64, description="layers; default: the source's, else 1")
     intermediate_size: int | None = Field(None, ge=1, description="default: the source's, else the verifier's")

@@ -6,7 +6,8 @@ the two parts' log-sum-exp:
 
     out = softmax(S) V * exp(lse_S - lse) + sum_j exp(c_j - lse) v_j,    lse = log(exp(lse_S) + sum_j exp(c_j))
 
-U queries of a step, B of a block, N step-0 keys, K of a block, n heads, k key heads, g = n / k, D width of a head.
+U queries of a step, B of a block, N step-0 keys, K of a block, n heads, k key heads, g = n / k, D width of a query or
+key, Dv of a value (D but for latent attention).
 Source: the online softmax of Milakov and Gimelshein 2018; Dao et al. 2022 for the backward pass.
 """
 
@@ -25,9 +26,10 @@ def attend(
     v_kND: Tensor,
     chain: list[tuple[Tensor, Tensor]],
     rows: StepRows,
+    scale: float,
     window: int | None = None,
 ) -> Tensor:
-    """[U, n, D], the attended values.
+    """[U, n, Dv], the attended values.
 
     Args:
         q_UnD: rotated queries.
@@ -35,10 +37,11 @@ def attend(
         v_kND: their values.
         chain: keys and values of steps 1 .. s, each [U_j, k, D] for that step's own rows.
         rows: the rows of this step.
+        scale: of the scores.
         window: sliding window over the step-0 keys; None: none.
     """
     flat = [tensor for pair in chain for tensor in pair]
-    return _Attend.apply(rows, window, q_UnD, k_kND, v_kND, *flat)
+    return _Attend.apply(rows, scale, window, q_UnD, k_kND, v_kND, *flat)
 
 
 class _Attend(torch.autograd.Function):
@@ -46,19 +49,20 @@ class _Attend(torch.autograd.Function):
     def forward(
         ctx: Any,
         rows: StepRows,
+        scale: float,
         window: int | None,
         q_UnD: Tensor,
         k_kND: Tensor,
         v_kND: Tensor,
         *chain: Tensor,
     ) -> Tensor:
-        out_UnD = torch.empty_like(q_UnD)
+        out_UnD = q_UnD.new_empty((*q_UnD.shape[:2], v_kND.shape[-1]))
         kv_heads = k_kND.shape[0]
         lse_kgU = q_UnD.new_empty((kv_heads, q_UnD.shape[1] // kv_heads, q_UnD.shape[0]), dtype=_wide(q_UnD.dtype))
         for block in rows.blocks:
-            q = _by_key_head(q_UnD[block.queries], kv_heads) * q_UnD.shape[-1] ** -0.5
+            q = _by_key_head(q_UnD[block.queries], kv_heads) * scale
             p, lse_S = _softmax(q, k_kND, block, rows, window)
-            out = _mm(p, v_kND[:, block.keys]).view_as(q)
+            out = _mm(p, v_kND[:, block.keys]).unflatten(1, q.shape[1:3])
             own = [_own_scores(q, k) for k in _own(chain[0::2], rows, block)]
             lse = torch.logsumexp(torch.stack((lse_S, *own)), dim=0)
             out = out * (lse_S - lse).exp()[..., None]
@@ -66,15 +70,15 @@ class _Attend(torch.autograd.Function):
                 out += (score - lse).exp()[..., None] * v
             lse_kgU[..., block.queries] = lse
             out_UnD[block.queries] = _by_query(out)
-        ctx.rows, ctx.window = rows, window
+        ctx.rows, ctx.scale, ctx.window = rows, scale, window
         ctx.save_for_backward(q_UnD, k_kND, v_kND, out_UnD, lse_kgU, *chain)
         return out_UnD
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        rows, window = ctx.rows, ctx.window
+        rows, scale, window = ctx.rows, ctx.scale, ctx.window
         q_UnD, k_kND, v_kND, out_UnD, lse_kgU, *chain = ctx.saved_tensors
-        d_out_UnD, kv_heads, scale = grads[0], k_kND.shape[0], q_UnD.shape[-1] ** -0.5
+        d_out_UnD, kv_heads = grads[0], k_kND.shape[0]
         d_q_UnD = torch.empty_like(q_UnD)
         d_k_kND, d_v_kND = torch.zeros_like(k_kND), torch.zeros_like(v_kND)
         d_chain = [torch.zeros_like(tensor) for tensor in chain]
@@ -99,7 +103,7 @@ class _Attend(torch.autograd.Function):
                 _add_own(d_chain[2 * step], rows, step, block, d_score[..., None] * q)
                 _add_own(d_chain[2 * step + 1], rows, step, block, weight[..., None] * d_out)
             d_q_UnD[block.queries] = _by_query(d_q.mul_(scale))
-        return None, None, d_q_UnD, d_k_kND, d_v_kND, *d_chain
+        return None, None, None, d_q_UnD, d_k_kND, d_v_kND, *d_chain
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

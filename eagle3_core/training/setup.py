@@ -29,7 +29,7 @@ from eagle3_core.verifier.tensors import VerifierWeights
 SHAPE_FIELDS = ("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
 FLAG_FIELDS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "qk_norm")
 ASKABLE = (*SHAPE_FIELDS, *FLAG_FIELDS, "num_hidden_layers", "sliding_window")
-CONFIG_FIELDS = ("rope", "rms_norm_eps", "max_position_embeddings", "attention_bias", "hidden_act")
+CONFIG_FIELDS = ("rope", "rms_norm_eps", "max_position_embeddings", "attention_bias", "hidden_act", "mla")
 INITIALIZER_RANGE = 0.02
 
 Report = Callable[..., None]
@@ -64,6 +64,7 @@ def resolve_shape(
     overrides: list[str] = []
     if source is not None:
         chosen |= _from_source(params, meta, source, overrides)
+    _settle_attention(params, files, chosen)
     config = DrafterConfig(
         hidden_size=files.hidden_size,
         vocab_size=files.vocab_size,
@@ -93,6 +94,27 @@ def _from_verifier(files: VerifierFiles) -> dict[str, Any]:
     """What a drafter takes from its verifier where nothing else is said."""
     names = (*SHAPE_FIELDS, "rope", "rms_norm_eps", "max_position_embeddings")
     return {name: vars(files)[name] for name in names}
+
+
+def _settle_attention(params: TrainParams, files: VerifierFiles, chosen: dict[str, Any]) -> None:
+    """Decide between grouped and latent attention, and refuse what the latter does not have."""
+    mla = chosen.get("mla")
+    if params.finetune_from is not None and params.mla not in (None, mla is not None):
+        raise BadInput(
+            f"mla {params.mla} was asked for, finetune_from {params.finetune_from} is of the other kind; leave mla out"
+        )
+    if params.mla and mla is None:
+        mla = files.mla
+        if mla is None:
+            raise BadInput(f"mla was asked for; neither drafter_config nor {params.verifier} says in which sizes")
+    chosen["mla"] = mla = mla if params.mla is not False else None
+    if mla is None:
+        return
+    unfit = [name for name in ("norm_before_fc", "qk_norm", "sliding_window", "attention_bias") if chosen.get(name)]
+    unfit += [name for name in ("num_key_value_heads", "head_dim") if dict(params)[name] is not None]
+    if unfit:
+        raise BadInput(f"{', '.join(unfit)}: a drafter with latent attention (mla) has none that servers would load")
+    chosen |= {"num_key_value_heads": chosen["num_attention_heads"], "head_dim": mla.qk_head_dim}
 
 
 def _from_file(path: str, files: VerifierFiles, meta: StoreMeta, draft_vocab_size: int) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from eagle3_core.contract.drafter_config import MLA
 from eagle3_core.model.drafter import Eagle3Drafter
 from eagle3_core.training import rows as rows_module
 from eagle3_core.training import score as score_module
@@ -18,6 +19,15 @@ from tests.unit.core.test_ttt import small_drafter
 
 HIDDEN, VOCAB, DRAFT, STEPS = 16, 40, 30, 3
 CPU = torch.device("cpu")
+LATENT = MLA(q_lora_rank=6, kv_lora_rank=5, qk_nope_head_dim=3, qk_rope_head_dim=4, v_head_dim=2)
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 32,
+    "mscale": 0.7,
+    "mscale_all_dim": 1.0,
+}
 FLAGS = {
     "plain": {},
     "norm_output": {"norm_output": True},
@@ -27,6 +37,8 @@ FLAGS = {
     "attention_bias": {"attention_bias": True},
     "qk_norm": {"qk_norm": True},
     "sliding_window": {"sliding_window": 7},
+    "mla": {"mla": LATENT, "rope": YARN},
+    "mla_two_layers": {"mla": LATENT, "num_hidden_layers": 2, "fc_norm": True, "norm_output": True},
     "two_layers": {"num_hidden_layers": 2, "sliding_window": 200},
     "three_layers": {"num_hidden_layers": 3, "norm_output": True, "norm_before_residual": True},
 }

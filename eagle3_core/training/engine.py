@@ -31,7 +31,7 @@ from eagle3_core.training.functions import (
     rms_norm,
 )
 from eagle3_core.training.losses import Loss
-from eagle3_core.training.rows import Index, Plan, StepRows, as_index, plan_rows, take
+from eagle3_core.training.rows import Index, Plan, StepRows, plan_rows, take
 from eagle3_core.training.score import StepScore, TargetHead, score
 
 
@@ -66,7 +66,8 @@ def make_pack(
     documents: Sequence[Document], config: DrafterConfig, device: torch.device, dtype: torch.dtype = torch.float32
 ) -> Pack:
     """Put documents one behind the other, cut to the rows that count; states become `dtype` on `device`."""
-    plan = plan_rows([document.rows_KR for document in documents], config.num_hidden_layers, config.sliding_window)
+    rows = [document.rows_KR for document in documents]
+    plan = plan_rows(rows, config.num_hidden_layers, config.sliding_window, device)
     cut = list(zip(documents, plan.key_rows, plan.slots, strict=True))
     last = _joined([document.last_TH[1 : 1 + slots] for document, _, slots in cut])
     return Pack(
@@ -105,11 +106,10 @@ def score_pack(
     """
     states = unroll(drafter, pack, dtype or drafter.fc.weight.dtype)
     head_DH = drafter.lm_head.weight.to(dtype or drafter.lm_head.weight.dtype)
-    steps = pack.plan.steps
-    total, scores = score(states, head_DH, pack.last_CH, target_head, steps, weights[: len(steps)], loss)
+    total, scores = score(states, head_DH, pack.last_CH, target_head, pack.plan, weights, loss)
     nothing = torch.zeros((), dtype=torch.int64, device=total.device)
     empty = StepScore(nothing.to(total.dtype), nothing, 0)
-    return total, scores + [empty] * (len(weights) - len(steps))
+    return total, scores + [empty] * (len(weights) - len(scores))
 
 
 def unroll(drafter: Eagle3Drafter, pack: Pack, dtype: torch.dtype) -> list[Tensor]:
@@ -186,7 +186,7 @@ class _LayerRun:
 
     def first_step(self, h_NH: Tensor, plan: Plan, rows: StepRows, turned_N: CosSin, turned_U: CosSin) -> Tensor:
         """Step 0: keys of all N rows, and the stream [U, H] behind this layer of the given ones."""
-        places, slots = as_index(rows.keys_U), (rows.query_slots, plan.key_slots)
+        places, slots = rows.places, (rows.query_slots, plan.key_slots)
         q, k, v = self._project(h_NH, (places, slice(0, len(h_NH))), slots, turned_U, turned_N)
         self.keys_kND, self.values_kND = (x.transpose(0, 1).contiguous() for x in (k, v))
         return self._rest(take(self._residual(h_NH), places), q, rows)
@@ -219,7 +219,9 @@ class _LayerRun:
     def _rest(self, residual_UH: Tensor, q_UnD: Tensor, rows: StepRows) -> Tensor:
         """Attention, output and MLP."""
         attention = self.layer.self_attn
-        attended = attend(q_UnD, self.keys_kND, self.values_kND, self.chain, rows, attention.scale, attention.window)
+        attended = attend(
+            q_UnD, self.keys_kND, self.values_kND, self.chain, rows.blocks, attention.scale, attention.window
+        )
         h_UH = residual_linear(residual_UH, attended.flatten(1), self.o)
         if self.o_bias is not None:
             h_UH = h_UH + self.o_bias

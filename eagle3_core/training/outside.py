@@ -12,7 +12,8 @@ from torch import Tensor
 from eagle3_core.contract.verifier_files import VerifierFiles
 from eagle3_core.data.store import HiddenStateStore
 from eagle3_core.model.vocab_map import VocabMap
-from eagle3_core.training.score import CHUNK_ROWS, TargetHead
+from eagle3_core.training.rows import CHUNK_TARGETS
+from eagle3_core.training.score import TargetHead
 from eagle3_core.training.setup import make_target_head
 from eagle3_core.training.ttt import counted_rows
 from eagle3_core.verifier.tensors import VerifierWeights, load_rows
@@ -49,7 +50,7 @@ def make_outside(
     outside = make_target_head(replace(weights, head=head), last_state, device)
 
     def decide(states_RH: Tensor) -> Tensor:
-        parts = states_RH.to(device).split(CHUNK_ROWS)
+        parts = states_RH.to(device).split(CHUNK_TARGETS)
         return torch.cat([outside(part).amax(-1) > inside(part).amax(-1) for part in parts])
 
     return decide

@@ -9,7 +9,6 @@ from torch import Tensor
 from eagle3_core.contract.drafter_config import MLA
 from eagle3_core.model.drafter import Eagle3Drafter
 from eagle3_core.training import rows as rows_module
-from eagle3_core.training import score as score_module
 from eagle3_core.training.engine import Document, make_pack, score_pack
 from eagle3_core.training.losses import LOSSES, LossName, mixture
 from eagle3_core.training.rows import plan_rows
@@ -160,7 +159,7 @@ def test_the_sizes_of_chunks_and_blocks_change_nothing(
     drafter, head = drafter_of(), target_head()
     weights = weights_of(documents)
     expected = gradients(drafter, plain_loss(drafter, head, documents, weights))
-    monkeypatch.setattr(score_module, "CHUNK_ROWS", chunk)
+    monkeypatch.setattr(rows_module, "CHUNK_TARGETS", chunk)
     monkeypatch.setattr(rows_module, "QUERY_BLOCK", block)
     loss, _ = score_pack(drafter, head, make_pack(documents, drafter.config, CPU, torch.float64), weights)
     assert difference(gradients(drafter, loss), expected) < 1e-13
@@ -204,6 +203,19 @@ def test_a_pack_without_a_counted_row_has_no_loss() -> None:
     )
     assert loss.item() == 0
     assert [score.rows for score in scores] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("flags", [FLAGS["plain"], FLAGS["sliding_window"], FLAGS["mla_two_layers"]])
+def test_a_pack_holds_every_place_where_it_is_needed(documents: list[Document], flags: dict[str, object]) -> None:
+    """On a device other than the CPU: one product of tensors on two devices, or one value read back, and it fails."""
+    meta = torch.device("meta")
+    drafter = drafter_of(**flags).to(meta)
+    documents = [document(len(each.token_ids_T), rows_KR=any_rows(len(each.token_ids_T))) for each in documents]
+    pack = make_pack(documents, drafter.config, meta, torch.float64)
+    head = torch.randn(DRAFT, HIDDEN, dtype=torch.float64, device=meta)
+    loss, _ = score_pack(drafter, lambda states: states @ head.T, pack, [1.0] * STEPS)
+    loss.backward()
+    assert {p.grad.device.type for p in drafter.parameters() if p.grad is not None} == {"meta"}
 
 
 def test_only_rows_that_count_are_computed() -> None:

@@ -296,7 +296,9 @@ def build_drafter(
             nn.init.normal_(module.weight, std=INITIALIZER_RANGE)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
-    embedding = weights.embedding.float() if shape.config.own_embedding else weights.embedding
+    embedding = weights.embedding
+    if shape.config.own_embedding:
+        embedding = embedding.to(torch.float32, copy=True)
     drafter.embed_tokens.weight = nn.Parameter(embedding, requires_grad=False)
     with torch.no_grad():
         drafter.lm_head.weight.copy_(weights.head)

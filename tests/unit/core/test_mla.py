@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 from transformers.models.deepseek_v3.configuration_deepseek_v3 import DeepseekV3Config
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Attention, DeepseekV3RotaryEmbedding
@@ -18,6 +18,7 @@ from eagle3_core.errors import BadInput, CheckpointError
 from eagle3_core.model.drafter import DrafterKeys, Eagle3Drafter, LayerKeys
 from tests import tiny
 from tests.unit.core.test_resume import StopAtLook, events_of, run, weights
+from tests.unit.core.test_stages import Bench
 from tests.unit.core.test_ttt import small_drafter
 from worker.context import Stopped
 
@@ -31,6 +32,24 @@ YARN = {
     "beta_slow": 1,
     "mscale": 1.0,
     "mscale_all_dim": 1.0,
+}
+
+
+KIMI = {
+    "architectures": ["Eagle3DeepseekV2ForCausalLM"],
+    "model_type": "kimi_k2",
+    "hidden_size": tiny.HIDDEN,
+    "intermediate_size": 40,
+    "num_attention_heads": 2,
+    "vocab_size": tiny.VOCAB,
+    "draft_vocab_size": 64,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 512,
+    "rope_theta": 7000.0,
+    "num_aux_hidden_states": 3,
+    "bos_token_id": 256,
+    "eos_token_id": [258],
+    **SIZES,
 }
 
 
@@ -84,7 +103,7 @@ def test_it_is_trained_stopped_resumed_judged_and_finetuned(tmp_path: Path, inpu
     for name in ("whole", "parts"):
         assert {each["verdict"] for each in events_of(tmp_path / name, 0, "verdict")} == {"valid"}
     fresh = {key: value for key, value in inputs.items() if key != "vocab_map_dir"}
-    run(fresh | {"finetune_from": str(tmp_path / "whole" / "0")}, tmp_path / "tuned")
+    run(fresh | {"finetune_from": str(tmp_path / "whole" / "0"), "dtype": "bfloat16"}, tmp_path / "tuned")
     config = read_drafter_config(tmp_path / "tuned" / "0").config
     assert config == read_drafter_config(tmp_path / "whole" / "0").config
     assert (config.mla, config.rope["mscale_all_dim"], config.fc_norm) == (MLA(**SIZES), 1.0, True)
@@ -120,24 +139,42 @@ def test_a_fresh_drafter_is_llama_style_unless_asked_or_described_otherwise(
     run(inputs, tmp_path / "usual")
     assert "layers.0.self_attn.q_proj.weight" in load_file(tmp_path / "usual" / "0" / "model.safetensors")
     described = tmp_path / "shape.json"
-    config = {
-        "architectures": ["Eagle3DeepseekV2ForCausalLM"],
-        "model_type": "kimi_k2",
-        "hidden_size": tiny.HIDDEN,
-        "intermediate_size": 40,
-        "num_attention_heads": 2,
-        "vocab_size": tiny.VOCAB,
-        "draft_vocab_size": 64,
-        "rope_theta": 7000.0,
-        "num_aux_hidden_states": 3,
-        **SIZES,
-    }
-    described.write_text(json.dumps(config))
+    described.write_text(json.dumps(KIMI))
     run(inputs | {"drafter_config": str(described)}, tmp_path / "described")
     made = read_drafter_config(tmp_path / "described" / "0").config
     assert (made.mla, made.num_attention_heads, made.rope["rope_theta"]) == (MLA(**SIZES), 2, 7000.0)
     run(inputs | {"drafter_config": str(described), "mla": False}, tmp_path / "not_so")
     assert read_drafter_config(tmp_path / "not_so" / "0").config.mla is None
+
+
+def test_one_published_by_others_is_finetuned_and_evaluated(tmp_path: Path) -> None:
+    """Names, config and tensors as Kimi drafters are published: midlayer.*, no embedding, no t2d, nested ids."""
+    bench = Bench(tmp_path)
+    store = tiny.make_store(tmp_path / "store", bench.verifier)
+    vocab_map = tiny.make_vocab_map(tmp_path / "prepared", store)
+    described = tmp_path / "shape.json"
+    described.write_text(json.dumps(KIMI))
+    data = {"verifier": bench.verifier, "data_dir": store, "epochs": 1, "max_seq_len": 64}
+    bench.run("train", **data, vocab_map_dir=vocab_map, drafter_config=described)
+    ours, theirs = bench.out / "0", tmp_path / "theirs"
+    theirs.mkdir()
+    ids = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 4], "use_aux_hidden_state": True}}
+    (theirs / "config.json").write_text(json.dumps(KIMI | ids))
+    tensors = {
+        name.replace("layers.0.", "midlayer."): tensor
+        for name, tensor in load_file(ours / "model.safetensors").items()
+        if name not in ("t2d", "embed_tokens.weight")
+    }
+    save_file(tensors, theirs / "model.safetensors")
+    wanted = {"verifier": bench.verifier, "prompts": bench.conversations, "max_prompts": 2, "max_new_tokens": 6}
+    first, second = (bench.run("evaluate", checkpoint=path, **wanted).data for path in (ours, theirs))
+    assert first == second
+    assert first["prompts_identical"] == first["prompts_decoded"] == 2
+    bench.run("train", **data, finetune_from=theirs, lr=1e-9)
+    assert read_drafter_config(bench.out / "0").config == read_drafter_config(ours).config
+    one, other = (load_file(path / "0" / "model.safetensors") for path in (ours.parent, bench.out))
+    for name in one:
+        torch.testing.assert_close(one[name], other[name], rtol=1e-2, atol=1e-5)
 
 
 @pytest.mark.parametrize(

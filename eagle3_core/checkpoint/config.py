@@ -1,8 +1,9 @@
 """config.json of a drafter, in any of the formats drafters are published in, as one DrafterConfig.
 
     speculators   speculators_config, transformer_layer_config {sizes, rope}, flags and aux ids at the top
-    others        LlamaForCausalLMEagle3 / Eagle3LlamaForCausalLM / LlamaForCausalLM + draft_vocab_size: sizes at the
-                  top, flags at the top or in eagle_config, aux ids at the top or in eagle_config
+    others        LlamaForCausalLMEagle3 / Eagle3LlamaForCausalLM / LlamaForCausalLM + draft_vocab_size, or
+                  Eagle3DeepseekV2ForCausalLM / V3 with latent attention: sizes at the top, flags at the top or in
+                  eagle_config, aux ids at the top or in eagle_config
 
 Aux layer ids: at the top, id k is the state entering layer k (vLLM, speculators). Nested ids that begin with 1 are
 outputs of layers (SpecForge, SGLang, Model-Optimizer) and are read as k + 1; others stay, as SGLang does for DeepSeek
@@ -16,7 +17,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from eagle3_core.contract.drafter_config import DrafterConfig
+from eagle3_core.contract.drafter_config import MLA, DrafterConfig
 from eagle3_core.contract.headers import read_header
 from eagle3_core.contract.jsonfiles import read_json_object
 from eagle3_core.contract.rope import normalise_rope
@@ -24,6 +25,9 @@ from eagle3_core.errors import BadInput, CheckpointError, NotADrafter, Unreadabl
 
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 _EAGLE3_ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3DraftModel", "Eagle3Speculator")
+_MLA_ARCHITECTURES = ("Eagle3DeepseekV2ForCausalLM", "Eagle3DeepseekV3ForCausalLM")
+_LLAMA_TYPES = ("llama", "qwen3")
+_MLA_TYPES = ("deepseek_v2", "deepseek_v3", "kimi_k2", "kimi_k25")
 _MAX_LAYERS = 256
 _AUX_KEY = "eagle_aux_hidden_state_layer_ids"
 
@@ -114,11 +118,9 @@ def _by_speculators_0_3(whole: Mapping[str, Any]) -> bool:
 def _hf_format(file: Path, whole: Mapping[str, Any], nested: Mapping[str, Any]) -> str:
     names = whole.get("architectures")
     names = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
-    if any("DeepseekV2" in name or "DeepseekV3" in name for name in names) and any("Eagle3" in n for n in names):
-        raise CheckpointError(f"{file}: {names[0]}: drafters with latent attention are not supported")
     if "use_aux_hidden_state" in nested and "next_layer_regular" in nested:
         return "modelopt"
-    if any(name in _EAGLE3_ARCHITECTURES for name in names):
+    if any(name in (*_EAGLE3_ARCHITECTURES, *_MLA_ARCHITECTURES) for name in names):
         return "specforge" if names[0] == "LlamaForCausalLMEagle3" else "hf-eagle3"
     if "draft_vocab_size" in whole:
         return "official-eagle"
@@ -141,6 +143,8 @@ def _drafter_config(
     if heads % kv_heads:
         raise CheckpointError(f"{file}: num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}")
     ids = _aux_ids(file, whole, nested, notes)
+    mla = _mla(file, sizes)
+    head_dim = _number(file, sizes, "head_dim") or hidden // heads
     try:
         rope, warnings = normalise_rope(sizes, str(file))
         notes.extend(message for _, message in warnings)
@@ -148,8 +152,9 @@ def _drafter_config(
             hidden_size=hidden,
             intermediate_size=_need(file, sizes, "intermediate_size"),
             num_attention_heads=heads,
-            num_key_value_heads=kv_heads,
-            head_dim=_number(file, sizes, "head_dim") or hidden // heads,
+            num_key_value_heads=kv_heads if mla is None else heads,
+            head_dim=head_dim if mla is None else mla.qk_head_dim,
+            mla=mla,
             num_hidden_layers=_count(file, sizes, "num_hidden_layers") or 1,
             vocab_size=vocab,
             draft_vocab_size=draft or vocab,
@@ -162,6 +167,7 @@ def _drafter_config(
             qk_norm=sizes.get("model_type") == "qwen3",
             sliding_window=_window(file, sizes),
             num_aux_states=_aux_count(file, whole, nested, ids, hidden),
+            own_embedding=whole.get("embed_requires_grad") is True,
             bos_token_id=sizes.get("bos_token_id"),
             eos_token_id=sizes.get("eos_token_id"),
             **{flag: _flag(file, flag, whole, nested, notes) for flag in FLAGS},
@@ -245,6 +251,15 @@ def _fc_columns(path: Path) -> int | None:
     return info.shape[1] if info is not None and len(info.shape) == 2 else None
 
 
+def _mla(file: Path, sizes: Mapping[str, Any]) -> MLA | None:
+    """The sizes of latent attention, where a drafter has it."""
+    if sizes.get("kv_lora_rank") is None:
+        return None
+    if sizes.get("q_lora_rank") is None:
+        raise CheckpointError(f"{file}: kv_lora_rank without q_lora_rank: servers need both for a drafter")
+    return MLA(**{name: _need(file, sizes, name) for name in MLA.model_fields})
+
+
 def _window(file: Path, sizes: Mapping[str, Any]) -> int | None:
     """The sliding window of all layers; `layer_types` decides where it is given, else use_sliding_window."""
     kinds = sizes.get("layer_types")
@@ -253,8 +268,11 @@ def _window(file: Path, sizes: Mapping[str, Any]) -> int | None:
 
 
 def _unjudged(sizes: Mapping[str, Any]) -> list[str]:
-    kind, kinds = sizes.get("model_type", "llama"), sizes.get("layer_types")
-    found = [] if kind in ("llama", "qwen3", None) else [f"model_type {kind!r} (llama-style drafters only)"]
+    kind, kinds = sizes.get("model_type"), sizes.get("layer_types")
+    latent = sizes.get("kv_lora_rank") is not None
+    found = [] if kind in (None, *(_MLA_TYPES if latent else _LLAMA_TYPES)) else [f"model_type {kind!r}"]
+    if latent and sizes.get("attention_bias"):
+        found.append("attention_bias beside latent attention")
     if isinstance(kinds, list) and len({str(each) for each in kinds}) > 1:
         found.append(f"layer_types {kinds} differ between layers")
     return found

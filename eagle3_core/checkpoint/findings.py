@@ -108,6 +108,7 @@ CODES: dict[str, tuple[Severity, str]] = {
     "frozen_tensor_changed": ("warning", "The embedding is frozen in training; a change comes from somewhere else."),
     "config_changed": ("warning", "Both checkpoints should come from one run."),
     # against the verifier
+    "own_embedding": ("info", "Serve it with vLLM: SGLang puts the verifier's embedding in its place."),
     "embedding_differs": ("warning", "Servers may replace it by the verifier's: export the frozen embedding."),
 }
 """Code -> severity and what to do. Stable: tools rely on the codes."""

@@ -11,7 +11,12 @@ from eagle3_core.checkpoint.config import DrafterSource, describe_drafter
 from eagle3_core.checkpoint.findings import Finding, Report, Verdict
 from eagle3_core.checkpoint.judge_files import add_unreadable, check_files
 from eagle3_core.checkpoint.judge_map import check_map
-from eagle3_core.checkpoint.judge_others import check_against_previous, check_against_verifier
+from eagle3_core.checkpoint.judge_others import (
+    EMBED_TOKENS,
+    NOT_TRAINED,
+    check_against_previous,
+    check_against_verifier,
+)
 from eagle3_core.checkpoint.judge_state import check_state
 from eagle3_core.checkpoint.judge_tensors import check_config, check_names, check_values
 from eagle3_core.checkpoint.weights import RUNTIME_STATE, DrafterWeights, open_drafter_weights
@@ -67,7 +72,8 @@ def _judge_directory(report: Report, directory: Path, previous: Path | None, ver
         check_map(report, source, weights, sound)
     trained = check_state(report, directory, weights, manifest)
     if previous is not None:
-        check_against_previous(report, directory, weights, previous, trained)
+        moving = {EMBED_TOKENS} if source is not None and source.config.own_embedding else set()
+        check_against_previous(report, directory, weights, previous, trained, NOT_TRAINED - (trained or moving))
     if verifier is not None and source is not None:
         check_against_verifier(report, directory, source, weights, verifier)
 

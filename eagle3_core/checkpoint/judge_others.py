@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -16,7 +15,8 @@ from eagle3_core.contract.weight_files import TensorLocation, read_weight_files
 from eagle3_core.errors import BadInput
 from eagle3_core.verifier.tensors import tensor_chunks
 
-_NOT_TRAINED = frozenset({"embed_tokens.weight", "d2t", "t2d"})
+EMBED_TOKENS = "embed_tokens.weight"
+NOT_TRAINED = frozenset({EMBED_TOKENS, "d2t", "t2d"})
 
 
 def check_against_previous(
@@ -25,7 +25,7 @@ def check_against_previous(
     weights: DrafterWeights,
     previous: Path,
     trained: set[str] | None,
-    frozen: frozenset[str] = _NOT_TRAINED,
+    frozen: frozenset[str] = NOT_TRAINED,
 ) -> None:
     """Weights that training should have moved, and those it should not.
 
@@ -117,17 +117,9 @@ def check_against_verifier(
             f"layer ids {beyond} are beyond the verifier's {config.num_hidden_layers} layers",
             file=file,
         )
-    entry = weights.entries.get("embed_tokens.weight")
+    entry = weights.entries.get(EMBED_TOKENS)
     if entry is not None and len(entry.shape) == 2 and entry.shape[1] == hidden and len(embedding.info.shape) == 2:
-        _compare_embedding(report, entry, embedding, _says_trained(directory))
-
-
-def _says_trained(directory: Path) -> bool:
-    try:
-        config: Any = json.loads((directory / "config.json").read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(config, dict) and config.get("embed_requires_grad") is True
+        _compare_embedding(report, entry, embedding, drafter.own_embedding)
 
 
 def _compare_embedding(report: Report, entry: Entry, verifier: TensorLocation, trained: bool) -> None:
@@ -147,13 +139,13 @@ def _compare_embedding(report: Report, entry: Entry, verifier: TensorLocation, t
             first = compared + int(unequal.nonzero()[0]) if first is None else first
             different += int(unequal.sum())
         compared += len(theirs)
-    if different and not trained:
+    if different:
         report.add(
-            "embedding_differs",
+            "own_embedding" if trained else "embedding_differs",
             f"embed_tokens.weight differs from the verifier's {verifier.name} in {different} of {compared} rows, "
             f"the first is {first}",
             file=entry.file,
-            tensor="embed_tokens.weight",
+            tensor=EMBED_TOKENS,
         )
 
 

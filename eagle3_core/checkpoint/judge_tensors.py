@@ -191,6 +191,9 @@ def _keys(name: str, config: DrafterConfig) -> str:
         "d2t": f"draft_vocab_size {config.draft_vocab_size}, which lm_head.weight has a row for each of",
         "t2d": f"vocab_size {config.vocab_size}",
     }
+    if config.mla is not None and ".self_attn." in name:
+        sizes = ", ".join(f"{key} {value}" for key, value in config.mla)
+        return f"num_attention_heads {heads}, hidden_size {hidden}, {sizes}"
     return known.get(part, f"hidden_size {hidden}")
 
 

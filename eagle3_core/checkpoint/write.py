@@ -2,7 +2,8 @@
 
     <parent>/.checkpoint-<name>-<pid>.tmp/      while it is written or removed; nobody takes it for one
     <parent>/<name>/                             complete
-        config.json                  speculators 0.9 format
+        config.json                  speculators 0.9 format; with latent attention, which that cannot say, as vLLM and
+                                     SGLang read it for Eagle3DeepseekV2ForCausalLM
         generation_config.json
         model.safetensors            floats as bf16, d2t int64, t2d bool
         optimizer_state_dict.pt
@@ -27,7 +28,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from eagle3_core.contract.drafter_config import DrafterConfig, expected_tensors
+from eagle3_core.contract.drafter_config import MLA, DrafterConfig, expected_tensors
 from eagle3_core.contract.headers import read_header
 from eagle3_core.contract.jobdir import fsync_directory
 from eagle3_core.errors import CheckpointError
@@ -88,9 +89,11 @@ def write_checkpoint(
     temp = _aside(final)
     temp.mkdir()
     try:
-        _write_json(
-            temp / "config.json", speculators_config(config, verifier_name, verifier_architectures, speculative_tokens)
-        )
+        if config.mla is None:
+            said = speculators_config(config, verifier_name, verifier_architectures, speculative_tokens)
+        else:
+            said = deepseek_config(config, config.mla)
+        _write_json(temp / "config.json", said)
         _write_json(temp / "generation_config.json", _generation_config(config))
         _save_tensors(temp / "model.safetensors", tensors)
         _save_state(temp / "optimizer_state_dict.pt", optimizer_state)
@@ -138,35 +141,14 @@ def speculators_config(
     speculative_tokens: int,
 ) -> dict[str, Any]:
     """config.json as speculators 0.9.0 writes it; every flag explicit, no custom code."""
-    rope = config.rope
-    layer: dict[str, Any] = {
+    layer = _layer_config(config) | {
         "attention_bias": config.attention_bias,
-        "attention_dropout": 0.0,
-        "bos_token_id": config.bos_token_id,
-        "eos_token_id": config.eos_token_id,
         "head_dim": config.head_dim,
-        "hidden_act": config.hidden_act,
-        "hidden_size": config.hidden_size,
-        "initializer_range": 0.02,
-        "intermediate_size": config.intermediate_size,
-        "max_position_embeddings": config.max_position_embeddings,
         "mlp_bias": False,
         "model_type": "qwen3" if config.qk_norm else "llama",
-        "num_attention_heads": config.num_attention_heads,
-        "num_hidden_layers": config.num_hidden_layers,
-        "num_key_value_heads": config.num_key_value_heads,
         "pad_token_id": None,
         "pretraining_tp": 1,
-        "rms_norm_eps": config.rms_norm_eps,
-        "rope_parameters": rope,
-        # Readers of the transformers 4 layout would fall back to 10000 in silence.
-        "rope_theta": rope["rope_theta"],
-        "tie_word_embeddings": False,
-        "use_cache": True,
-        "vocab_size": config.vocab_size,
     }
-    if rope["rope_type"] != "default":
-        layer["rope_scaling"] = dict(rope)
     if config.sliding_window is not None:
         layer |= {
             "layer_types": ["sliding_attention"] * config.num_hidden_layers,
@@ -179,7 +161,7 @@ def speculators_config(
         "draft_vocab_size": config.draft_vocab_size,
         "dtype": "bfloat16",
         "eagle_aux_hidden_state_layer_ids": None if ids is None else list(ids),
-        "embed_requires_grad": False,
+        "embed_requires_grad": config.own_embedding,
         "fc_norm": config.fc_norm,
         "norm_before_fc": config.norm_before_fc,
         "norm_before_residual": config.norm_before_residual,
@@ -204,6 +186,64 @@ def speculators_config(
         "transformer_layer_config": layer,
         "transformers_version": TRANSFORMERS_VERSION,
     }
+
+
+def deepseek_config(config: DrafterConfig, mla: MLA) -> dict[str, Any]:
+    """config.json of a drafter with latent attention, for vLLM 0.33 and SGLang 0.5.23; the layer ids for both.
+
+    model_type deepseek_v2 is the one that vLLM neither rewrites nor fails to take for latent attention. vLLM takes the
+    ids at the top, SGLang those in eagle_config: outputs of layers if they begin with 1, else states as at the top. So
+    states that begin with 1 cannot be said to SGLang.
+    """
+    ids = config.aux_layer_ids
+    nested: dict[str, Any] = {"use_aux_hidden_state": True}
+    if ids is not None and ids[0] != 1:
+        nested["eagle_aux_hidden_state_layer_ids"] = [layer - (ids[0] == 2) for layer in ids]
+    return {
+        "architectures": ["Eagle3DeepseekV2ForCausalLM"],
+        "attention_bias": False,
+        "draft_vocab_size": config.draft_vocab_size,
+        "dtype": "bfloat16",
+        "eagle_aux_hidden_state_layer_ids": None if ids is None else list(ids),
+        "eagle_config": nested,
+        "embed_requires_grad": config.own_embedding,
+        "fc_norm": config.fc_norm,
+        "model_type": "deepseek_v2",
+        "norm_before_residual": config.norm_before_residual,
+        "norm_output": config.norm_output,
+        "num_aux_hidden_states": config.num_aux_states,
+        "transformers_version": TRANSFORMERS_VERSION,
+        **mla.model_dump(),
+        **_layer_config(config),
+    }
+
+
+def _layer_config(config: DrafterConfig) -> dict[str, Any]:
+    """Sizes and rope, as every kind of decoder names them."""
+    rope = config.rope
+    layer: dict[str, Any] = {
+        "attention_dropout": 0.0,
+        "bos_token_id": config.bos_token_id,
+        "eos_token_id": config.eos_token_id,
+        "hidden_act": config.hidden_act,
+        "hidden_size": config.hidden_size,
+        "initializer_range": 0.02,
+        "intermediate_size": config.intermediate_size,
+        "max_position_embeddings": config.max_position_embeddings,
+        "num_attention_heads": config.num_attention_heads,
+        "num_hidden_layers": config.num_hidden_layers,
+        "num_key_value_heads": config.num_key_value_heads,
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_parameters": rope,
+        # Readers of the transformers 4 layout would fall back to 10000 in silence.
+        "rope_theta": rope["rope_theta"],
+        "tie_word_embeddings": False,
+        "use_cache": True,
+        "vocab_size": config.vocab_size,
+    }
+    if rope["rope_type"] != "default":
+        layer["rope_scaling"] = dict(rope)
+    return layer
 
 
 def _generation_config(config: DrafterConfig) -> dict[str, Any]:

@@ -8,6 +8,23 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 
+class MLA(BaseModel):
+    """Sizes of multi-head latent attention (DeepSeek, Kimi): a latent for queries, another for keys and values."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    q_lora_rank: int = Field(ge=1)
+    kv_lora_rank: int = Field(ge=1)
+    qk_nope_head_dim: int = Field(ge=1, description="width of a query's or key's part without position")
+    qk_rope_head_dim: int = Field(ge=2, multiple_of=2, description="width of its rotated part")
+    v_head_dim: int = Field(ge=1)
+
+    @property
+    def qk_head_dim(self) -> int:
+        """Width of a query or key."""
+        return self.qk_nope_head_dim + self.qk_rope_head_dim
+
+
 class DrafterConfig(BaseModel):
     """Everything that decides what a drafter computes. Formats of checkpoints are read into and written from this."""
 
@@ -34,6 +51,8 @@ class DrafterConfig(BaseModel):
     norm_output: bool = False
     qk_norm: bool = Field(False, description="RMSNorm of each head's queries and keys, as Qwen3 has")
     sliding_window: int | None = Field(None, ge=1, description="step-0 keys a row sees, its own included; None: all")
+    mla: MLA | None = Field(None, description="latent attention, in which key heads and head_dim play no part")
+    own_embedding: bool = Field(False, description="embed_tokens was trained; else it is the verifier's")
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
 
@@ -44,8 +63,6 @@ def expected_tensors(config: DrafterConfig) -> dict[str, tuple[tuple[int, ...], 
     Source: the speculators format; names as in speculators 0.3.0 to 0.9.0.
     """
     hidden, aux = config.hidden_size, config.num_aux_states * config.hidden_size
-    q_rows = config.num_attention_heads * config.head_dim
-    kv_rows = config.num_key_value_heads * config.head_dim
     shapes: dict[str, tuple[int, ...]] = {
         "embed_tokens.weight": (config.vocab_size, hidden),
         "fc.weight": (hidden, aux),
@@ -59,13 +76,8 @@ def expected_tensors(config: DrafterConfig) -> dict[str, tuple[tuple[int, ...], 
     for index in range(config.num_hidden_layers):
         layer = f"layers.{index}."
         width = 2 * hidden if index == 0 else hidden
-        projections = {"q": (q_rows, width), "k": (kv_rows, width), "v": (kv_rows, width), "o": (hidden, q_rows)}
-        for name, shape in projections.items():
-            shapes[f"{layer}self_attn.{name}_proj.weight"] = shape
-            if config.attention_bias:
-                shapes[f"{layer}self_attn.{name}_proj.bias"] = shape[:1]
-        if config.qk_norm:
-            shapes |= {f"{layer}self_attn.{name}_norm.weight": (config.head_dim,) for name in ("q", "k")}
+        attention = _grouped(config, width) if config.mla is None else _latent(config, config.mla, width)
+        shapes |= {f"{layer}self_attn.{name}": shape for name, shape in attention.items()}
         shapes |= {
             f"{layer}input_layernorm.weight": (hidden,),
             f"{layer}post_attention_layernorm.weight": (hidden,),
@@ -80,3 +92,36 @@ def expected_tensors(config: DrafterConfig) -> dict[str, tuple[tuple[int, ...], 
         expected["d2t"] = ((config.draft_vocab_size,), "int64")
         expected["t2d"] = ((config.vocab_size,), "bool")
     return expected
+
+
+def _grouped(config: DrafterConfig, width: int) -> dict[str, tuple[int, ...]]:
+    """Tensors of grouped-query attention on an input of this width."""
+    q_rows, kv_rows = (n * config.head_dim for n in (config.num_attention_heads, config.num_key_value_heads))
+    projections = {
+        "q": (q_rows, width),
+        "k": (kv_rows, width),
+        "v": (kv_rows, width),
+        "o": (config.hidden_size, q_rows),
+    }
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, shape in projections.items():
+        shapes[f"{name}_proj.weight"] = shape
+        if config.attention_bias:
+            shapes[f"{name}_proj.bias"] = shape[:1]
+    if config.qk_norm:
+        shapes |= {f"{name}_norm.weight": (config.head_dim,) for name in ("q", "k")}
+    return shapes
+
+
+def _latent(config: DrafterConfig, mla: MLA, width: int) -> dict[str, tuple[int, ...]]:
+    """Tensors of latent attention. Source: DeepSeek-V2; names as transformers, vLLM and SGLang have them."""
+    heads = config.num_attention_heads
+    return {
+        "q_a_proj.weight": (mla.q_lora_rank, width),
+        "q_a_layernorm.weight": (mla.q_lora_rank,),
+        "q_b_proj.weight": (heads * mla.qk_head_dim, mla.q_lora_rank),
+        "kv_a_proj_with_mqa.weight": (mla.kv_lora_rank + mla.qk_rope_head_dim, width),
+        "kv_a_layernorm.weight": (mla.kv_lora_rank,),
+        "kv_b_proj.weight": (heads * (mla.qk_nope_head_dim + mla.v_head_dim), mla.kv_lora_rank),
+        "o_proj.weight": (config.hidden_size, heads * mla.v_head_dim),
+    }

@@ -146,6 +146,11 @@ class TrainParams(StageParams):
     qk_norm: bool | None = Field(
         None, description="norms of queries and keys, as Qwen3; default: the source's, else false"
     )
+    mla: bool | None = Field(
+        None,
+        description="multi-head latent attention, in the sizes of drafter_config, else of the verifier; default: the "
+        "source's, else false",
+    )
     sliding_window: int | None = Field(None, ge=1, description="rows a row sees; default: the source's, else all")
     num_hidden_layers: int | None = Field(None, ge=1, le=64, description="layers; default: the source's, else 1")
     intermediate_size: int | None = Field(None, ge=1, description="default: the source's, else the verifier's")
@@ -180,12 +185,17 @@ class TrainParams(StageParams):
     outside_vocab: Literal["keep", "skip"] = Field(
         "keep",
         description="rows for which the verifier's first choice is outside the draft vocabulary: keep scores them on "
-        "what it says of the tokens inside; skip leaves them out and counts them, at the cost of the verifier's "
-        "whole head",
+        "what it says of the tokens inside, and counts them once on the validation rows; skip leaves them out and "
+        "counts them in every epoch, at the cost of the verifier's whole head",
     )
     noise: float = Field(0.05, ge=0, description="half width of the uniform noise on hidden states")
     val_ratio: float = Field(0.1, ge=0, lt=1, description="share of prompts held out for validation")
     train_head: bool = Field(True, description="false keeps lm_head at the verifier's rows")
+    train_embedding: bool = Field(
+        False,
+        description="train a copy of the verifier's embedding; vLLM serves a drafter with its own, SGLang puts the "
+        "verifier's in its place",
+    )
     num_workers: int = Field(0, ge=0, le=64, description="processes that read hidden states ahead")
     seed: int = 0
     device: Device = "auto"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3_core.contract import tensor_names
+from eagle3_core.contract.drafter_config import MLA
 from eagle3_core.contract.jsonfiles import read_json_object
 from eagle3_core.contract.tensor_names import EMBEDDING, FINAL_NORM, HEAD, Role
 from eagle3_core.contract.verifier_config import LAYER_NORM, VerifierConfig, read_verifier_config
@@ -49,6 +50,7 @@ class VerifierFiles:
     num_attention_heads: int
     num_key_value_heads: int
     head_dim: int
+    mla: MLA | None
     rms_norm_eps: float
     rope: dict[str, Any]
     max_position_embeddings: int
@@ -103,6 +105,7 @@ def read_verifier_files(path: Path) -> VerifierFiles:
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         head_dim=head_dim,
+        mla=_mla(config),
         rms_norm_eps=_or_default(config, config.real("rms_norm_eps"), 1e-6, "rms_norm_eps"),
         rope=config.rope(),
         max_position_embeddings=int(
@@ -294,6 +297,12 @@ def _mla_head_dim(config: VerifierConfig, heads: int) -> int:
         )
     )
     return chosen
+
+
+def _mla(config: VerifierConfig) -> MLA | None:
+    """The sizes of the verifier's latent attention; None where it has none, or not all that a drafter needs."""
+    sizes = {name: config.number(name) for name in MLA.model_fields} if config.is_mla else {}
+    return MLA.model_validate(sizes) if sizes and None not in sizes.values() else None
 
 
 def _intermediate_size(config: VerifierConfig) -> int:

@@ -1,4 +1,4 @@
-"""The EAGLE-3 drafter: a llama-style decoder over the verifier's aux hidden states.
+"""The EAGLE-3 drafter: a decoder, llama-style or with latent attention, over the verifier's aux hidden states.
 
     aux states [T, A*H] -> (input_norm | fc_norm) -> fc -> h [T, H]
     layer 0:  x = cat(input_layernorm(embedding), hidden_norm(h))  -> attention -> + residual -> MLP
@@ -12,15 +12,26 @@ the draft chain of this round.
 T rows of a document, R rows of this call, A aux states, H hidden, D draft vocabulary, n heads of width hd.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from eagle3_core.contract.drafter_config import DrafterConfig
+from eagle3_core.contract.drafter_config import MLA, DrafterConfig
 from eagle3_core.errors import BadInput
-from eagle3_core.model.rope import inverse_frequencies, rotate, rotation, rotation_scale
+from eagle3_core.model.rope import (
+    inverse_frequencies,
+    latent_scale,
+    rotate,
+    rotate_pairs,
+    rotation,
+    rotation_scale,
+)
+
+CosSin = tuple[Tensor, Tensor]
+"""Rotation of some rows' positions."""
 
 
 class RMSNorm(nn.Module):
@@ -72,28 +83,21 @@ class DrafterKeys:
 
 
 class Attention(nn.Module):
-    """Grouped-query attention of one layer over confirmed rows and the row's own chain."""
+    """Attention of one layer over confirmed rows and the row's own chain; how queries and keys are made is not said."""
 
-    def __init__(self, config: DrafterConfig, width: int) -> None:
-        super().__init__()
-        self.heads, self.kv_heads, self.head_dim = (
-            config.num_attention_heads,
-            config.num_key_value_heads,
-            config.head_dim,
-        )
-        bias = config.attention_bias
-        self.q_proj = nn.Linear(width, self.heads * self.head_dim, bias=bias)
-        self.k_proj = nn.Linear(width, self.kv_heads * self.head_dim, bias=bias)
-        self.v_proj = nn.Linear(width, self.kv_heads * self.head_dim, bias=bias)
-        self.o_proj = nn.Linear(self.heads * self.head_dim, config.hidden_size, bias=bias)
-        self.window, self.qk_norm = config.sliding_window, config.qk_norm
-        if config.qk_norm:
-            self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
-            self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
+    o_proj: nn.Linear
+    scale: float
+    window: int | None
 
-    def forward(
-        self, x_RW: Tensor, rows_R: Tensor, step: int, cos_sin: tuple[Tensor, Tensor], keys: LayerKeys
-    ) -> Tensor:
+    def a_projections(self) -> list[nn.Linear]:
+        """What takes the layer's input: first for queries, the others for keys and values."""
+        raise NotImplementedError
+
+    def heads(self, projected: Sequence[Tensor], turned_q: CosSin, turned_k: CosSin) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [R, n, hd], keys [R', k, hd], both rotated, and values [R', k, vd] from what was projected."""
+        raise NotImplementedError
+
+    def forward(self, x_RW: Tensor, rows_R: Tensor, step: int, cos_sin: CosSin, keys: LayerKeys) -> Tensor:
         """[R, H]; puts this call's keys into `keys`: as confirmed rows at step 0, as chain later.
 
         Args:
@@ -103,27 +107,21 @@ class Attention(nn.Module):
             cos_sin: rotation of the queries' and keys' positions.
             keys: what this layer saw before.
         """
-        count = x_RW.shape[0]
-        q = self.q_proj(x_RW).view(count, self.heads, self.head_dim)
-        k = self.k_proj(x_RW).view(count, self.kv_heads, self.head_dim)
-        if self.qk_norm:
-            q, k = self.q_norm(q), self.k_norm(k)
-        q, k = rotate(q, cos_sin), rotate(k, cos_sin)
-        v = self.v_proj(x_RW).view(count, self.kv_heads, self.head_dim)
+        q, k, v = self.heads([linear(x_RW) for linear in self.a_projections()], cos_sin, cos_sin)
         if step == 0:
             keys.append_rows(k, v)
         else:
             keys.chain_k.append(k)
             keys.chain_v.append(v)
-        return self.o_proj(self._attend(q, rows_R, keys).reshape(count, -1))
+        return self.o_proj(self._attend(q, rows_R, keys).flatten(1))
 
     def _attend(self, q_RnD: Tensor, rows_R: Tensor, keys: LayerKeys) -> Tensor:
         assert keys.k_TnD is not None and keys.v_TnD is not None, "step 0 comes first"
-        groups = self.heads // self.kv_heads
+        total, kv_heads = keys.k_TnD.shape[:2]
         # [kv, g, R, hd]: the queries that share a key head lie side by side.
-        q = q_RnD.view(-1, self.kv_heads, groups, self.head_dim).permute(1, 2, 0, 3) * self.head_dim**-0.5
+        q = q_RnD.unflatten(1, (kv_heads, -1)).permute(1, 2, 0, 3) * self.scale
         scores = q @ keys.k_TnD.permute(1, 2, 0)[:, None]
-        places = torch.arange(keys.k_TnD.shape[0], device=q.device)[None, :]
+        places = torch.arange(total, device=q.device)[None, :]
         hidden_from = places > rows_R[:, None]
         if self.window is not None:
             hidden_from |= places <= rows_R[:, None] - self.window
@@ -131,11 +129,83 @@ class Attention(nn.Module):
         own = [torch.einsum("kgrd,rkd->kgr", q, k)[..., None] for k in keys.chain_k]
         wide = torch.promote_types(q.dtype, torch.float32)
         weights = torch.cat((scores, *own), dim=-1).softmax(-1, dtype=wide).to(q.dtype)
-        total = keys.k_TnD.shape[0]
         out = weights[..., :total] @ keys.v_TnD.transpose(0, 1)[:, None]
         for index, v in enumerate(keys.chain_v):
             out = out + weights[..., total + index, None] * v.transpose(0, 1)[:, None]
-        return out.permute(2, 0, 1, 3)
+        return out.permute(2, 0, 1, 3).flatten(1, 2)
+
+
+class GroupedAttention(Attention):
+    """Queries in groups that share a key head, as Llama and Qwen3 have them."""
+
+    def __init__(self, config: DrafterConfig, width: int) -> None:
+        super().__init__()
+        self.head_dim, self.scale = config.head_dim, config.head_dim**-0.5
+        q_rows, kv_rows = (n * self.head_dim for n in (config.num_attention_heads, config.num_key_value_heads))
+        bias = config.attention_bias
+        self.q_proj = nn.Linear(width, q_rows, bias=bias)
+        self.k_proj = nn.Linear(width, kv_rows, bias=bias)
+        self.v_proj = nn.Linear(width, kv_rows, bias=bias)
+        self.o_proj = nn.Linear(q_rows, config.hidden_size, bias=bias)
+        self.window, self.qk_norm = config.sliding_window, config.qk_norm
+        if config.qk_norm:
+            self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
+            self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
+
+    def a_projections(self) -> list[nn.Linear]:
+        """q, k, v."""
+        return [self.q_proj, self.k_proj, self.v_proj]
+
+    def heads(self, projected: Sequence[Tensor], turned_q: CosSin, turned_k: CosSin) -> tuple[Tensor, Tensor, Tensor]:
+        """See `Attention`."""
+        q, k, v = (x.unflatten(1, (-1, self.head_dim)) for x in projected)
+        if self.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        return rotate(q, turned_q), rotate(k, turned_k), v
+
+
+class LatentAttention(Attention):
+    """Queries from one latent, keys and values from another, one rotated part of the key shared by all heads (MLA).
+
+    Source: DeepSeek-AI 2024, arXiv 2405.04434. A latent's norm takes the config's eps, as servers do.
+    """
+
+    window = None
+
+    def __init__(self, config: DrafterConfig, mla: MLA, width: int) -> None:
+        super().__init__()
+        self.mla, heads, eps = mla, config.num_attention_heads, config.rms_norm_eps
+        self.scale = mla.qk_head_dim**-0.5 * latent_scale(config.rope)
+        self.q_a_proj = nn.Linear(width, mla.q_lora_rank, bias=False)
+        self.q_a_layernorm = RMSNorm(mla.q_lora_rank, eps)
+        self.q_b_proj = nn.Linear(mla.q_lora_rank, heads * mla.qk_head_dim, bias=False)
+        self.kv_a_proj_with_mqa = nn.Linear(width, mla.kv_lora_rank + mla.qk_rope_head_dim, bias=False)
+        self.kv_a_layernorm = RMSNorm(mla.kv_lora_rank, eps)
+        self.kv_b_proj = nn.Linear(mla.kv_lora_rank, heads * (mla.qk_nope_head_dim + mla.v_head_dim), bias=False)
+        self.o_proj = nn.Linear(heads * mla.v_head_dim, config.hidden_size, bias=False)
+
+    def a_projections(self) -> list[nn.Linear]:
+        """Of the query latent; of the key-value latent with the shared part of the key."""
+        return [self.q_a_proj, self.kv_a_proj_with_mqa]
+
+    def heads(self, projected: Sequence[Tensor], turned_q: CosSin, turned_k: CosSin) -> tuple[Tensor, Tensor, Tensor]:
+        """See `Attention`."""
+        mla, (q_latent, kv_latent) = self.mla, projected
+        kv_latent, k_shared = kv_latent.split((mla.kv_lora_rank, mla.qk_rope_head_dim), dim=1)
+        q = _widened(q_latent, self.q_a_layernorm, self.q_b_proj).unflatten(1, (-1, mla.qk_head_dim))
+        kv = _widened(kv_latent, self.kv_a_layernorm, self.kv_b_proj)
+        k_own, v = kv.unflatten(1, (-1, mla.qk_nope_head_dim + mla.v_head_dim)).split(
+            (mla.qk_nope_head_dim, mla.v_head_dim), dim=-1
+        )
+        q_own, q_turned = q.split((mla.qk_nope_head_dim, mla.qk_rope_head_dim), dim=-1)
+        k_turned = rotate_pairs(k_shared[:, None], turned_k).expand(-1, k_own.shape[1], -1)
+        q = torch.cat((q_own, rotate_pairs(q_turned, turned_q)), dim=-1)
+        return q, torch.cat((k_own, k_turned), dim=-1), v
+
+
+def _widened(latent: Tensor, norm: RMSNorm, linear: nn.Linear) -> Tensor:
+    """linear(norm(latent)) in the dtype of the latent, which may be narrower than the weights'."""
+    return F.linear(norm(latent), linear.weight.to(latent.dtype))
 
 
 class MLP(nn.Module):
@@ -163,7 +233,10 @@ class Layer(nn.Module):
         if self.first:
             self.hidden_norm = RMSNorm(hidden, eps)
         self.input_layernorm = RMSNorm(hidden, eps)
-        self.self_attn = Attention(config, 2 * hidden if self.first else hidden)
+        width = 2 * hidden if self.first else hidden
+        self.self_attn = (
+            GroupedAttention(config, width) if config.mla is None else LatentAttention(config, config.mla, width)
+        )
         self.post_attention_layernorm = RMSNorm(hidden, eps)
         self.mlp = MLP(config)
 
@@ -173,7 +246,7 @@ class Layer(nn.Module):
         h_RH: Tensor,
         rows_R: Tensor,
         step: int,
-        cos_sin: tuple[Tensor, Tensor],
+        cos_sin: CosSin,
         keys: LayerKeys,
     ) -> Tensor:
         """[R, H], the stream behind this layer."""
@@ -192,7 +265,8 @@ class Layer(nn.Module):
 class Eagle3Drafter(nn.Module):
     """The drafter; its parameter and buffer names are those of a speculators checkpoint.
 
-    The embedding is the verifier's and stays as it is. `d2t` (int64 [D], offsets) and `t2d` (bool [V]) are buffers.
+    The embedding is the verifier's and stays as it is, unless it is trained. `d2t` (int64 [D], offsets) and `t2d`
+    (bool [V]) are buffers.
     """
 
     inv_freq: Tensor
@@ -223,7 +297,8 @@ class Eagle3Drafter(nn.Module):
         if config.draft_vocab_size != config.vocab_size:
             self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
             self.register_buffer("t2d", torch.zeros(config.vocab_size, dtype=torch.bool))
-        self.register_buffer("inv_freq", inverse_frequencies(config.rope, config.head_dim), persistent=False)
+        turned = config.head_dim if config.mla is None else config.mla.qk_rope_head_dim
+        self.register_buffer("inv_freq", inverse_frequencies(config.rope, turned), persistent=False)
         self.rope_scale = rotation_scale(config.rope)
 
     def rotation(self, positions_R: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -78,6 +78,17 @@ def rotation_scale(rope: dict[str, Any]) -> float:
     return _sharpening(factor, 1.0)
 
 
+def latent_scale(rope: dict[str, Any]) -> float:
+    """What the scores of latent attention are multiplied by besides 1 / sqrt(width), where yarn names mscale_all_dim.
+
+    Source: DeepSeek-V3; transformers 5.19.0 `yarn_apply_mscale`.
+    """
+    mscale = rope.get("mscale_all_dim")
+    if rope.get("rope_type") != "yarn" or not mscale:
+        return 1.0
+    return _sharpening(float(rope["factor"]), float(mscale)) ** 2
+
+
 def longest_text(rope: dict[str, Any], max_position_embeddings: int) -> int | None:
     """Tokens up to which a `dynamic` or `longrope` rotation does not depend on the text's length; None: any other."""
     kind = rope.get("rope_type", "default")
@@ -129,4 +140,11 @@ def rotate(x_TnD: Tensor, cos_sin: tuple[Tensor, Tensor]) -> Tensor:
     """Turn channel i against channel i + hd/2, as Llama does; [T, n, hd] in and out."""
     cos, sin = cos_sin
     first, second = x_TnD.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+def rotate_pairs(x_TnD: Tensor, cos_sin: tuple[Tensor, Tensor]) -> Tensor:
+    """Turn channel 2i against channel 2i + 1, as DeepSeek does; the result has all first ones, then all second ones."""
+    cos, sin = cos_sin
+    first, second = x_TnD[..., 0::2], x_TnD[..., 1::2]
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)

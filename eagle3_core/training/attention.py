@@ -6,7 +6,8 @@ the two parts' log-sum-exp:
 
     out = softmax(S) V * exp(lse_S - lse) + sum_j exp(c_j - lse) v_j,    lse = log(exp(lse_S) + sum_j exp(c_j))
 
-U queries of a step, B of a block, N step-0 keys, K of a block, n heads, k key heads, g = n / k, D width of a head.
+U queries of a step, B of a block, N step-0 keys, K of a block, n heads, k key heads, g = n / k, D width of a query or
+key, Dv of a value (D but for latent attention).
 Source: the online softmax of Milakov and Gimelshein 2018; Dao et al. 2022 for the backward pass.
 """
 
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eagle3_core.training.rows import Block, Index, StepRows, add_to, take, within
+from eagle3_core.training.rows import Block, Index, add_to, take
 
 
 def attend(
@@ -24,66 +25,69 @@ def attend(
     k_kND: Tensor,
     v_kND: Tensor,
     chain: list[tuple[Tensor, Tensor]],
-    rows: StepRows,
+    blocks: Sequence[Block],
+    scale: float,
     window: int | None = None,
 ) -> Tensor:
-    """[U, n, D], the attended values.
+    """[U, n, Dv], the attended values.
 
     Args:
         q_UnD: rotated queries.
         k_kND: rotated keys of step 0, contiguous.
         v_kND: their values.
         chain: keys and values of steps 1 .. s, each [U_j, k, D] for that step's own rows.
-        rows: the rows of this step.
+        blocks: how the rows of this step attend.
+        scale: of the scores.
         window: sliding window over the step-0 keys; None: none.
     """
     flat = [tensor for pair in chain for tensor in pair]
-    return _Attend.apply(rows, window, q_UnD, k_kND, v_kND, *flat)
+    return _Attend.apply(blocks, scale, window, q_UnD, k_kND, v_kND, *flat)
 
 
 class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        rows: StepRows,
+        blocks: Sequence[Block],
+        scale: float,
         window: int | None,
         q_UnD: Tensor,
         k_kND: Tensor,
         v_kND: Tensor,
         *chain: Tensor,
     ) -> Tensor:
-        out_UnD = torch.empty_like(q_UnD)
+        out_UnD = q_UnD.new_empty((*q_UnD.shape[:2], v_kND.shape[-1]))
         kv_heads = k_kND.shape[0]
         lse_kgU = q_UnD.new_empty((kv_heads, q_UnD.shape[1] // kv_heads, q_UnD.shape[0]), dtype=_wide(q_UnD.dtype))
-        for block in rows.blocks:
-            q = _by_key_head(q_UnD[block.queries], kv_heads) * q_UnD.shape[-1] ** -0.5
-            p, lse_S = _softmax(q, k_kND, block, rows, window)
-            out = _mm(p, v_kND[:, block.keys]).view_as(q)
-            own = [_own_scores(q, k) for k in _own(chain[0::2], rows, block)]
+        for block in blocks:
+            q = _by_key_head(q_UnD[block.queries], kv_heads) * scale
+            p, lse_S = _softmax(q, k_kND, block, window)
+            out = _mm(p, v_kND[:, block.keys]).unflatten(1, q.shape[1:3])
+            own = [_own_scores(q, k) for k in _own(chain[0::2], block)]
             lse = torch.logsumexp(torch.stack((lse_S, *own)), dim=0)
             out = out * (lse_S - lse).exp()[..., None]
-            for score, v in zip(own, _own(chain[1::2], rows, block), strict=True):
+            for score, v in zip(own, _own(chain[1::2], block), strict=True):
                 out += (score - lse).exp()[..., None] * v
             lse_kgU[..., block.queries] = lse
             out_UnD[block.queries] = _by_query(out)
-        ctx.rows, ctx.window = rows, window
+        ctx.blocks, ctx.scale, ctx.window = blocks, scale, window
         ctx.save_for_backward(q_UnD, k_kND, v_kND, out_UnD, lse_kgU, *chain)
         return out_UnD
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        rows, window = ctx.rows, ctx.window
+        blocks, scale, window = ctx.blocks, ctx.scale, ctx.window
         q_UnD, k_kND, v_kND, out_UnD, lse_kgU, *chain = ctx.saved_tensors
-        d_out_UnD, kv_heads, scale = grads[0], k_kND.shape[0], q_UnD.shape[-1] ** -0.5
+        d_out_UnD, kv_heads = grads[0], k_kND.shape[0]
         d_q_UnD = torch.empty_like(q_UnD)
         d_k_kND, d_v_kND = torch.zeros_like(k_kND), torch.zeros_like(v_kND)
         d_chain = [torch.zeros_like(tensor) for tensor in chain]
-        for block in rows.blocks:
+        for block in blocks:
             q = _by_key_head(q_UnD[block.queries], kv_heads) * scale
             d_out = _by_key_head(d_out_UnD[block.queries], kv_heads)
             lse = lse_kgU[..., block.queries]
             delta = (d_out * _by_key_head(out_UnD[block.queries], kv_heads)).sum(-1, dtype=lse.dtype)
-            p, lse_S = _softmax(q, k_kND, block, rows, window)
+            p, lse_S = _softmax(q, k_kND, block, window)
             p *= (lse_S - lse).exp().flatten(1)[..., None]
             keys, values = k_kND[:, block.keys], v_kND[:, block.keys]
             d_v_kND[:, block.keys] += _mm(p.transpose(1, 2), d_out.flatten(1, 2))
@@ -91,15 +95,15 @@ class _Attend(torch.autograd.Function):
             d_s = d_p.sub_(delta.flatten(1)[..., None]).mul_(p)
             d_q = _mm(d_s, keys).view_as(q)
             d_k_kND[:, block.keys] += _mm(d_s.transpose(1, 2), q.flatten(1, 2))
-            own_k, own_v = _own(chain[0::2], rows, block), _own(chain[1::2], rows, block)
+            own_k, own_v = _own(chain[0::2], block), _own(chain[1::2], block)
             for step, (k, v) in enumerate(zip(own_k, own_v, strict=True)):
                 weight = (_own_scores(q, k) - lse).exp()
                 d_score = weight * ((d_out * v).sum(-1) - delta)
                 d_q += d_score[..., None] * k
-                _add_own(d_chain[2 * step], rows, step, block, d_score[..., None] * q)
-                _add_own(d_chain[2 * step + 1], rows, step, block, weight[..., None] * d_out)
+                _add_own(d_chain[2 * step], block.chain[step], d_score[..., None] * q)
+                _add_own(d_chain[2 * step + 1], block.chain[step], weight[..., None] * d_out)
             d_q_UnD[block.queries] = _by_query(d_q.mul_(scale))
-        return None, None, d_q_UnD, d_k_kND, d_v_kND, *d_chain
+        return None, None, None, d_q_UnD, d_k_kND, d_v_kND, *d_chain
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
@@ -123,16 +127,15 @@ def _by_query(x_kgBD: Tensor) -> Tensor:
     return x_kgBD.permute(2, 0, 1, 3).flatten(1, 2)
 
 
-def _softmax(q_kgBD: Tensor, k_kND: Tensor, block: Block, rows: StepRows, window: int | None) -> tuple[Tensor, Tensor]:
+def _softmax(q_kgBD: Tensor, k_kND: Tensor, block: Block, window: int | None) -> tuple[Tensor, Tensor]:
     """Probabilities [k, g * B, K] over the block's step-0 keys, and their log-sum-exp [k, g, B]."""
     keys = block.keys
     scores = _mm(q_kgBD.flatten(1, 2), k_kND[:, keys].transpose(1, 2))
     scores = scores.to(_wide(scores.dtype))
-    own_B1 = rows.keys_U[block.queries, None].to(scores.device)
     places = torch.arange(keys.start + block.shared, keys.stop, device=scores.device)
-    hidden = places > own_B1
+    hidden = places > block.own_B1
     if window is not None:
-        hidden |= places <= own_B1 - window
+        hidden |= places <= block.own_B1 - window
     scores.view(*q_kgBD.shape[:3], -1)[..., block.shared :].masked_fill_(hidden, float("-inf"))
     top = scores.amax(-1)
     p = scores.softmax(-1)
@@ -140,17 +143,9 @@ def _softmax(q_kgBD: Tensor, k_kND: Tensor, block: Block, rows: StepRows, window
     return p, (top - p.amax(-1).log()).view(q_kgBD.shape[:3])
 
 
-def _own(chain: Sequence[Tensor], rows: StepRows, block: Block) -> list[Tensor]:
+def _own(chain: Sequence[Tensor], block: Block) -> list[Tensor]:
     """Each step's own key (or value) of the block's queries, [k, 1, B, D]."""
-    return [
-        take(tensor, within(index, block.queries)).permute(1, 0, 2)[:, None]
-        for tensor, index in zip(chain, _chain_places(rows), strict=False)
-    ]
-
-
-def _chain_places(rows: StepRows) -> list[Index]:
-    """Where the rows of this step stand among those of steps 1 .. s; the last one is this step itself."""
-    return [*rows.earlier[1:], slice(0, len(rows.keys_U))]
+    return [take(x, index).permute(1, 0, 2)[:, None] for x, index in zip(chain, block.chain, strict=True)]
 
 
 def _own_scores(q_kgBD: Tensor, k_k1BD: Tensor) -> Tensor:
@@ -158,7 +153,6 @@ def _own_scores(q_kgBD: Tensor, k_k1BD: Tensor) -> Tensor:
     return (q_kgBD * k_k1BD).sum(-1, dtype=_wide(q_kgBD.dtype))
 
 
-def _add_own(total: Tensor, rows: StepRows, step: int, block: Block, part_kgBD: Tensor) -> None:
+def _add_own(total: Tensor, places: Index, part_kgBD: Tensor) -> None:
     """Add a block's gradient of chain keys (or values) of one step to that step's [U_j, k, D]."""
-    part = part_kgBD.sum(1).permute(1, 0, 2).to(total.dtype)
-    add_to(total, within(_chain_places(rows)[step], block.queries), part)
+    add_to(total, places, part_kgBD.sum(1).permute(1, 0, 2).to(total.dtype))

@@ -20,8 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from eagle3_core.contract.drafter_config import DrafterConfig
-from eagle3_core.model.drafter import Eagle3Drafter, Layer, RMSNorm
-from eagle3_core.model.rope import rotate
+from eagle3_core.model.drafter import CosSin, Eagle3Drafter, Layer, RMSNorm
 from eagle3_core.training.attention import attend
 from eagle3_core.training.functions import (
     WeightSum,
@@ -32,11 +31,8 @@ from eagle3_core.training.functions import (
     rms_norm,
 )
 from eagle3_core.training.losses import Loss
-from eagle3_core.training.rows import Index, Plan, StepRows, as_index, plan_rows, take
+from eagle3_core.training.rows import Index, Plan, StepRows, plan_rows, take
 from eagle3_core.training.score import StepScore, TargetHead, score
-
-CosSin = tuple[Tensor, Tensor]
-"""Rotation of some rows' positions."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +66,8 @@ def make_pack(
     documents: Sequence[Document], config: DrafterConfig, device: torch.device, dtype: torch.dtype = torch.float32
 ) -> Pack:
     """Put documents one behind the other, cut to the rows that count; states become `dtype` on `device`."""
-    plan = plan_rows([document.rows_KR for document in documents], config.num_hidden_layers, config.sliding_window)
+    rows = [document.rows_KR for document in documents]
+    plan = plan_rows(rows, config.num_hidden_layers, config.sliding_window, device)
     cut = list(zip(documents, plan.key_rows, plan.slots, strict=True))
     last = _joined([document.last_TH[1 : 1 + slots] for document, _, slots in cut])
     return Pack(
@@ -109,11 +106,10 @@ def score_pack(
     """
     states = unroll(drafter, pack, dtype or drafter.fc.weight.dtype)
     head_DH = drafter.lm_head.weight.to(dtype or drafter.lm_head.weight.dtype)
-    steps = pack.plan.steps
-    total, scores = score(states, head_DH, pack.last_CH, target_head, steps, weights[: len(steps)], loss)
+    total, scores = score(states, head_DH, pack.last_CH, target_head, pack.plan, weights, loss)
     nothing = torch.zeros((), dtype=torch.int64, device=total.device)
     empty = StepScore(nothing.to(total.dtype), nothing, 0)
-    return total, scores + [empty] * (len(weights) - len(steps))
+    return total, scores + [empty] * (len(weights) - len(scores))
 
 
 def unroll(drafter: Eagle3Drafter, pack: Pack, dtype: torch.dtype) -> list[Tensor]:
@@ -164,15 +160,15 @@ class _LayerRun:
 
     def __init__(self, layer: Layer, dtype: torch.dtype) -> None:
         attention, mlp = layer.self_attn, layer.mlp
-        self.layer, self.width = layer, attention.head_dim
+        self.layer = layer
         self.norm = layer.hidden_norm if layer.first else layer.input_layernorm
-        linears = (attention.q_proj, attention.k_proj, attention.v_proj)
+        linears = attention.a_projections()
         full = [linear.weight.to(dtype) for linear in linears]
         self.biases = [None if linear.bias is None else linear.bias.to(dtype) for linear in linears]
         if layer.first:
             halves = [weight.split(weight.shape[1] // 2, dim=1) for weight in full]
             self.of_embedding, full = [half[0] for half in halves], [half[1] for half in halves]
-        self.qkv = [WeightSum(weight) for weight in full]
+        self.inputs = [WeightSum(weight) for weight in full]
         self.o = WeightSum(attention.o_proj.weight.to(dtype))
         self.o_bias = None if attention.o_proj.bias is None else attention.o_proj.bias.to(dtype)
         self.mlp = [WeightSum(linear.weight.to(dtype)) for linear in (mlp.gate_proj, mlp.up_proj, mlp.down_proj)]
@@ -180,49 +176,51 @@ class _LayerRun:
 
     def weights(self) -> list[WeightSum]:
         """All whose gradients are summed."""
-        return [*self.qkv, self.o, *self.mlp]
+        return [*self.inputs, self.o, *self.mlp]
 
     def join(self, embedding_MH: Tensor, plan: Plan) -> None:
         """The embedding's half of the first layer's projections, for all slots."""
         e_MH = _norm(self.layer.input_layernorm, embedding_MH)
-        inputs = (take(e_MH, plan.query_slots), e_MH, e_MH)
+        inputs = (take(e_MH, plan.query_slots), *[e_MH] * (len(self.inputs) - 1))
         self.joined = [F.linear(*each) for each in zip(inputs, self.of_embedding, self.biases, strict=True)]
 
     def first_step(self, h_NH: Tensor, plan: Plan, rows: StepRows, turned_N: CosSin, turned_U: CosSin) -> Tensor:
         """Step 0: keys of all N rows, and the stream [U, H] behind this layer of the given ones."""
-        places, everything = as_index(rows.keys_U), slice(0, len(h_NH))
-        q, k, v = self._project(h_NH, (places, everything, everything), rows.query_slots, plan.key_slots)
-        self.keys_kND = rotate(k, turned_N).transpose(0, 1).contiguous()
-        self.values_kND = v.transpose(0, 1).contiguous()
-        return self._rest(take(self._residual(h_NH), places), q, rows, turned_U)
+        places, slots = rows.places, (rows.query_slots, plan.key_slots)
+        q, k, v = self._project(h_NH, (places, slice(0, len(h_NH))), slots, turned_U, turned_N)
+        self.keys_kND, self.values_kND = (x.transpose(0, 1).contiguous() for x in (k, v))
+        return self._rest(take(self._residual(h_NH), places), q, rows)
 
     def later_step(self, h_UH: Tensor, rows: StepRows, turned_U: CosSin) -> Tensor:
         """A later step: one more key of each row, and the stream [U, H] behind this layer."""
         everything = slice(0, len(h_UH))
-        q, k, v = self._project(h_UH, (everything,) * 3, rows.query_slots, rows.slots)
-        self.chain.append((rotate(k, turned_U), v))
-        return self._rest(self._residual(h_UH), q, rows, turned_U)
+        q, k, v = self._project(h_UH, (everything, everything), (rows.query_slots, rows.slots), turned_U, turned_U)
+        self.chain.append((k, v))
+        return self._rest(self._residual(h_UH), q, rows)
 
-    def _project(self, h: Tensor, places: tuple[Index, ...], query_slots: Index, key_slots: Index) -> list[Tensor]:
-        """Queries, keys and values of the rows at `places`, each [rows, heads, D], not yet rotated."""
+    def _project(
+        self, h: Tensor, places: tuple[Index, Index], slots: tuple[Index, Index], turned_q: CosSin, turned_k: CosSin
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values [rows, heads, width], rotated; places and slots are first the queries', then the
+        keys'.
+        """
+        others = len(self.inputs) - 1
         added = self.biases
         if self.layer.first:
-            slots = (query_slots, key_slots, key_slots)
-            added = [take(joined, index) for joined, index in zip(self.joined, slots, strict=True)]
-        out = normed_projections(h, self.norm.weight, self.norm.eps, self.qkv, places, added)
-        q, k, v = (x.unflatten(1, (-1, self.width)) for x in out)
-        attention = self.layer.self_attn
-        if attention.qk_norm:
-            q, k = (_norm(n, x.flatten(0, 1)).view_as(x) for n, x in ((attention.q_norm, q), (attention.k_norm, k)))
-        return [q, k, v]
+            each = (slots[0], *[slots[1]] * others)
+            added = [take(joined, index) for joined, index in zip(self.joined, each, strict=True)]
+        rows = (places[0], *[places[1]] * others)
+        out = normed_projections(h, self.norm.weight, self.norm.eps, self.inputs, rows, added)
+        return self.layer.self_attn.heads(out, turned_q, turned_k)
 
     def _residual(self, h: Tensor) -> Tensor:
         return _norm(self.norm, h) if self.layer.first and self.layer.norm_before_residual else h
 
-    def _rest(self, residual_UH: Tensor, q_UnD: Tensor, rows: StepRows, turned_U: CosSin) -> Tensor:
+    def _rest(self, residual_UH: Tensor, q_UnD: Tensor, rows: StepRows) -> Tensor:
         """Attention, output and MLP."""
+        attention = self.layer.self_attn
         attended = attend(
-            rotate(q_UnD, turned_U), self.keys_kND, self.values_kND, self.chain, rows, self.layer.self_attn.window
+            q_UnD, self.keys_kND, self.values_kND, self.chain, rows.blocks, attention.scale, attention.window
         )
         h_UH = residual_linear(residual_UH, attended.flatten(1), self.o)
         if self.o_bias is not None:

@@ -17,13 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from eagle3_core.training.losses import Loss
-from eagle3_core.training.rows import Index, StepRows, add_to, as_index, take, within
+from eagle3_core.training.rows import Index, Plan, add_to, take
 
 TargetHead = Callable[[Tensor], Tensor]
 """The verifier's last states [C, H] -> its logits over the draft vocabulary, [C, D], float32 at least."""
-
-CHUNK_ROWS = 256
-"""Targets of a chunk: three [C, D] tensors are held. Fewer slow the products down, more leave the caches."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +39,7 @@ def score(
     head_DH: Tensor,
     last_CH: Tensor,
     target_head: TargetHead,
-    rows: Sequence[StepRows],
+    plan: Plan,
     weights: Sequence[float],
     loss: Loss | None,
 ) -> tuple[Tensor, list[StepScore]]:
@@ -53,16 +50,16 @@ def score(
         head_DH: the drafter's head; its gradient is computed when it asks for one.
         last_CH: the verifier's last states of the targets.
         target_head: gives the verifier's logits.
-        rows: which of the states are scored, and on which target.
-        weights: what a row's loss counts at each step.
+        plan: which of the states are scored, and on which target.
+        weights: what a row's loss counts at each step, also of steps beyond those that have states.
         loss: see `losses`; None: forward KL.
 
     Returns:
         Sum over steps of weight times loss, a scalar that gradients flow from; and the scores, without gradients.
     """
-    context = _Context(last_CH, target_head, rows, weights, loss)
+    context = _Context(last_CH, target_head, plan, weights[: len(states)], loss)
     total, sums_K, correct_K = _Score.apply(context, head_DH, *states)
-    counts = [len(step.targets_R) for step in rows]
+    counts = [step.count for step in plan.steps]
     return total, [StepScore(*parts) for parts in zip(sums_K, correct_K, counts, strict=True)]
 
 
@@ -70,7 +67,7 @@ def score(
 class _Context:
     last_CH: Tensor
     target_head: TargetHead
-    rows: Sequence[StepRows]
+    plan: Plan
     weights: Sequence[float]
     loss: Loss | None
 
@@ -83,20 +80,19 @@ class _Score(torch.autograd.Function):
         d_head_DH = torch.zeros_like(head_DH) if ctx.needs_input_grad[1] else None
         sums = torch.zeros(len(states), dtype=torch.promote_types(head_DH.dtype, torch.float32), device=head_DH.device)
         correct = torch.zeros(len(states), dtype=torch.int64, device=head_DH.device)
-        for start in range(0, len(given.last_CH), CHUNK_ROWS):
-            target = _Target.of(given.target_head(given.last_CH[start : start + CHUNK_ROWS]), given.loss is not None)
-            for step, (state, rows, d_state) in enumerate(zip(states, given.rows, d_states, strict=True)):
-                part = _part(rows, start, start + CHUNK_ROWS)
+        for number, chunk in enumerate(given.plan.chunks):
+            target = _Target.of(given.target_head(given.last_CH[chunk]), given.loss is not None)
+            for step, (state, rows, d_state) in enumerate(zip(states, given.plan.steps, d_states, strict=True)):
+                part = rows.parts[number]
                 if part is None:
                     continue
-                index, on = part
-                h = take(state, index)
-                loss, right, d_z = _score_rows(h @ head_DH.T, target.rows(on), given.loss, wanted)
+                h = take(state, part.rows)
+                loss, right, d_z = _score_rows(h @ head_DH.T, target.rows(part.targets), given.loss, wanted)
                 sums[step] += loss
                 correct[step] += right
                 if d_state is not None and d_z is not None:
                     d_z = d_z.mul_(given.weights[step]).to(head_DH.dtype)
-                    add_to(d_state, index, d_z @ head_DH)
+                    add_to(d_state, part.rows, d_z @ head_DH)
                     if d_head_DH is not None:
                         d_head_DH.addmm_(d_z.T, h)
         ctx.grads = (d_head_DH, *d_states)
@@ -137,15 +133,6 @@ class _Target:
 def _log_sum_exp(top_C: Tensor, softmax_CD: Tensor) -> Tensor:
     """Of logits whose largest is `top`: the largest probability is exp(top - lse). Saves a pass of exponentials."""
     return top_C - softmax_CD.amax(-1).log()
-
-
-def _part(rows: StepRows, low: int, high: int) -> tuple[Index, Index] | None:
-    """Of one step, the states scored on targets low .. high - 1, and on which of these; None: none."""
-    bounds = torch.searchsorted(rows.targets_R, torch.tensor([low, high])).tolist()
-    if bounds[0] == bounds[1]:
-        return None
-    inside = slice(*bounds)
-    return within(rows.counted, inside), as_index(rows.targets_R[inside] - low)
 
 
 def _score_rows(z_cD: Tensor, target: _Target, loss: Loss | None, wanted: bool) -> tuple[Tensor, Tensor, Tensor | None]:

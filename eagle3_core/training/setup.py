@@ -23,13 +23,13 @@ from eagle3_core.errors import BadInput
 from eagle3_core.model.drafter import Eagle3Drafter
 from eagle3_core.model.rope import longest_text
 from eagle3_core.model.vocab_map import VocabMap, load_vocab_map, map_fault, map_of_tokens
-from eagle3_core.training.score import CHUNK_ROWS, TargetHead
-from eagle3_core.verifier.tensors import VerifierWeights, load_verifier_weights
+from eagle3_core.training.score import TargetHead
+from eagle3_core.verifier.tensors import VerifierWeights
 
 SHAPE_FIELDS = ("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
 FLAG_FIELDS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "qk_norm")
 ASKABLE = (*SHAPE_FIELDS, *FLAG_FIELDS, "num_hidden_layers", "sliding_window")
-CONFIG_FIELDS = ("rope", "rms_norm_eps", "max_position_embeddings", "attention_bias", "hidden_act")
+CONFIG_FIELDS = ("rope", "rms_norm_eps", "max_position_embeddings", "attention_bias", "hidden_act", "mla")
 INITIALIZER_RANGE = 0.02
 
 Report = Callable[..., None]
@@ -64,6 +64,7 @@ def resolve_shape(
     overrides: list[str] = []
     if source is not None:
         chosen |= _from_source(params, meta, source, overrides)
+    _settle_attention(params, files, chosen)
     config = DrafterConfig(
         hidden_size=files.hidden_size,
         vocab_size=files.vocab_size,
@@ -72,6 +73,7 @@ def resolve_shape(
         num_aux_states=len(meta.layer_ids),
         bos_token_id=files.bos_token_id,
         eos_token_id=list(files.eos_token_ids),
+        own_embedding=params.train_embedding or (source is not None and source.config.own_embedding),
         **chosen,
     )
     if config.num_attention_heads % config.num_key_value_heads:
@@ -92,6 +94,27 @@ def _from_verifier(files: VerifierFiles) -> dict[str, Any]:
     """What a drafter takes from its verifier where nothing else is said."""
     names = (*SHAPE_FIELDS, "rope", "rms_norm_eps", "max_position_embeddings")
     return {name: vars(files)[name] for name in names}
+
+
+def _settle_attention(params: TrainParams, files: VerifierFiles, chosen: dict[str, Any]) -> None:
+    """Decide between grouped and latent attention, and refuse what the latter does not have."""
+    mla = chosen.get("mla")
+    if params.finetune_from is not None and params.mla not in (None, mla is not None):
+        raise BadInput(
+            f"mla {params.mla} was asked for, finetune_from {params.finetune_from} is of the other kind; leave mla out"
+        )
+    if params.mla and mla is None:
+        mla = files.mla
+        if mla is None:
+            raise BadInput(f"mla was asked for; neither drafter_config nor {params.verifier} says in which sizes")
+    chosen["mla"] = mla = mla if params.mla is not False else None
+    if mla is None:
+        return
+    unfit = [name for name in ("norm_before_fc", "qk_norm", "sliding_window", "attention_bias") if chosen.get(name)]
+    unfit += [name for name in ("num_key_value_heads", "head_dim") if dict(params)[name] is not None]
+    if unfit:
+        raise BadInput(f"{', '.join(unfit)}: a drafter with latent attention (mla) has none that servers would load")
+    chosen |= {"num_key_value_heads": chosen["num_attention_heads"], "head_dim": mla.qk_head_dim}
 
 
 def _from_file(path: str, files: VerifierFiles, meta: StoreMeta, draft_vocab_size: int) -> dict[str, Any]:
@@ -253,7 +276,7 @@ def build_drafter(
     seed: int,
     report: Report,
 ) -> Eagle3Drafter:
-    """The drafter to train, in float32; the embedding stays the verifier's, in its dtype.
+    """The drafter to train, in float32; an embedding that is the verifier's stays in its dtype.
 
     Args:
         shape: its config.
@@ -273,23 +296,29 @@ def build_drafter(
             nn.init.normal_(module.weight, std=INITIALIZER_RANGE)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
-    drafter.embed_tokens.weight = nn.Parameter(weights.embedding, requires_grad=False)
+    embedding = weights.embedding
+    if shape.config.own_embedding:
+        embedding = embedding.to(torch.float32, copy=True)
+    drafter.embed_tokens.weight = nn.Parameter(embedding, requires_grad=False)
     with torch.no_grad():
         drafter.lm_head.weight.copy_(weights.head)
     if shape.config.draft_vocab_size != shape.config.vocab_size:
         drafter.d2t.copy_(vocab_map.d2t_D)
         drafter.t2d.copy_(vocab_map.t2d_V)
     if source is not None:
-        _load_source(drafter, vocab_map, source[1], report)
+        _load_source(drafter, vocab_map, *source, report)
     return drafter
 
 
-def _load_source(drafter: Eagle3Drafter, vocab_map: VocabMap, tensors: dict[str, Tensor], report: Report) -> None:
+def _load_source(
+    drafter: Eagle3Drafter, vocab_map: VocabMap, source: DrafterSource, tensors: dict[str, Tensor], report: Report
+) -> None:
     """Take over every trained tensor; head rows by the verifier token they stand for."""
     parameters = dict(drafter.named_parameters())
-    skipped = [name for name in ("embed_tokens.weight", "t2d", "d2t") if name in tensors]
+    kept = ("t2d", "d2t") if source.config.own_embedding else ("embed_tokens.weight", "t2d", "d2t")
+    skipped = [name for name in kept if name in tensors]
     loaded = [name for name in tensors if name in parameters and name not in skipped]
-    absent = sorted(set(parameters) - set(tensors) - {"embed_tokens.weight"})
+    absent = sorted(set(parameters) - set(tensors) - set(kept))
     unknown = sorted(set(tensors) - set(loaded) - set(skipped))
     if absent or unknown:
         raise BadInput(f"finetune_from: tensors missing: {absent or 'none'}; unknown: {unknown or 'none'}")
@@ -358,30 +387,3 @@ def make_target_head(weights: VerifierWeights, last_state: str, device: torch.de
         return out if cap is None else torch.tanh(out / cap) * cap
 
     return logits
-
-
-def make_outside(
-    files: VerifierFiles, vocab_map: VocabMap, inside: TargetHead, last_state: str, device: torch.device
-) -> Callable[[Tensor], Tensor] | None:
-    """Tells for which states the verifier's first choice is a token the drafter cannot propose.
-
-    Args:
-        files: the verifier, whose other head rows are read here.
-        vocab_map: the draft vocabulary.
-        inside: the head over the draft vocabulary.
-        last_state: as for `make_target_head`.
-        device: where it runs.
-
-    Returns:
-        A function of last states [R, H] to bool [R]; None where every token is in the draft vocabulary.
-    """
-    others = (~vocab_map.t2d_V).nonzero()[:, 0]
-    if not len(others):
-        return None
-    outside = make_target_head(load_verifier_weights(files, others), last_state, device)
-
-    def decide(states_RH: Tensor) -> Tensor:
-        parts = states_RH.split(CHUNK_ROWS)
-        return torch.cat([outside(part).amax(-1) > inside(part).amax(-1) for part in parts])
-
-    return decide

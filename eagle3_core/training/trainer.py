@@ -20,6 +20,7 @@ from eagle3_core.errors import BadData, Diverged
 from eagle3_core.model.drafter import Eagle3Drafter
 from eagle3_core.training.engine import Document, make_pack, score_pack
 from eagle3_core.training.losses import mixture
+from eagle3_core.training.outside import Outside
 from eagle3_core.training.packing import packs, steps
 from eagle3_core.training.schedule import make_scheduler, warmup_steps
 from eagle3_core.training.score import StepScore, TargetHead
@@ -107,10 +108,6 @@ class _Order(Sampler[int]):
         return iter(self.rows)
 
 
-Outside = Callable[[Tensor], Tensor]
-"""The verifier's last states [R, H] -> bool [R], true where its first choice is outside the draft vocabulary."""
-
-
 @dataclass(frozen=True)
 class _Loaded:
     """A pack on its way.
@@ -130,6 +127,16 @@ class _Loaded:
         """Each row as a pack of its own."""
         for offset, (row, kept) in enumerate(zip(self.rows, self.kept, strict=True)):
             yield _Loaded([row], [kept], self.skipped, None if self.first is None else self.first + offset)
+
+
+def _make_optimizer(drafter: Eagle3Drafter, params: TrainParams) -> torch.optim.AdamW:
+    """AdamW over what is trained. The embedding does not decay: rows of tokens that the data lacks stay as they are."""
+    named = [(name, p) for name, p in drafter.named_parameters() if p.requires_grad]
+    embedding = [each for each in named if each[1] is drafter.embed_tokens.weight]
+    groups: list[dict[str, Any]] = [{"params": [each for each in named if each not in embedding]}]
+    if embedding:
+        groups.append({"params": embedding, "weight_decay": 0.0})
+    return torch.optim.AdamW(groups, lr=params.lr, weight_decay=params.weight_decay, fused=True)
 
 
 class Trainer:
@@ -171,8 +178,8 @@ class Trainer:
         self.total_steps = self._last_steps[-1]
         self.warmup = warmup_steps(self.total_steps, params.warmup_ratio)
         drafter.lm_head.weight.requires_grad_(params.train_head)
-        named = [(name, p) for name, p in drafter.named_parameters() if p.requires_grad]
-        self.optimizer = torch.optim.AdamW(named, lr=params.lr, weight_decay=params.weight_decay, fused=True)
+        drafter.embed_tokens.weight.requires_grad_(params.train_embedding)
+        self.optimizer = _make_optimizer(drafter, params)
         self.scheduler = make_scheduler(self.optimizer, self.total_steps, self.warmup, params.scheduler)
         self.step = 0
         self.position = Position(0, 0, self._totals())
@@ -292,7 +299,7 @@ class Trainer:
             needed[1 + k : 1 + k + count] |= counted
         outside = torch.zeros_like(needed)
         places = needed.nonzero()[:, 0]
-        outside[places] = self._outside(row.last_TH[places].to(self.device)).cpu()
+        outside[places] = self._outside(row.last_TH[places]).cpu()
         return torch.stack([outside[1 + k : 1 + k + count] for k in range(steps)])
 
     def _score(self, loaded: _Loaded, weights: Sequence[float]) -> tuple[Tensor, list[StepScore]]:

@@ -79,12 +79,12 @@ def size_of(config: DrafterConfig) -> DrafterSize:
     return DrafterSize(config.vocab_size, config.draft_vocab_size, config.hidden_size, sum(body), len(body) + 1)
 
 
-def checkpoint_bytes(size: DrafterSize, train_head: bool) -> int:
+def checkpoint_bytes(size: DrafterSize, params: TrainParams) -> int:
     """Bytes of one checkpoint: weights, optimizer, schedule, configs and manifest."""
-    head = size.draft_vocab_size * size.hidden_size
-    weights = (size.vocab_size * size.hidden_size + head + size.body) * DTYPE_BYTES["bfloat16"]
+    head, embedding = size.draft_vocab_size * size.hidden_size, size.vocab_size * size.hidden_size
+    weights = (embedding + head + size.body) * DTYPE_BYTES["bfloat16"]
     maps = 8 * size.draft_vocab_size + size.vocab_size
-    trained = size.body + (head if train_head else 0)
+    trained = size.body + (head if params.train_head else 0) + (embedding if params.train_embedding else 0)
     return weights + maps + trained * 2 * DTYPE_BYTES["float32"] + size.tensors * _STATE_TENSORS + _CONFIGS
 
 
@@ -100,7 +100,7 @@ def checkpoints_at_once(params: TrainParams) -> int:
 
 def train_need(params: TrainParams, size: DrafterSize) -> Need:
     """Of train: its checkpoints."""
-    one, number = checkpoint_bytes(size, params.train_head), checkpoints_at_once(params)
+    one, number = checkpoint_bytes(size, params), checkpoints_at_once(params)
     rule = f"keep_last {params.keep_last}" if params.keep_last is not None else "all kept"
     return Need(
         one * number,

@@ -74,6 +74,7 @@ def _fresh(params: TrainParams, files: VerifierFiles) -> DrafterConfig:
         aux_layer_ids=None,
         num_aux_states=len(params.aux_layer_ids) if params.aux_layer_ids else DEFAULT_AUX_STATES,
         rope={},
+        mla=files.mla if params.mla else None,
     )
 
 

@@ -17,11 +17,11 @@ from eagle3_core.data.prepared import MANIFEST, load_manifest
 from eagle3_core.data.split import split_by_prompt
 from eagle3_core.data.store import HiddenStateStore
 from eagle3_core.errors import BadData, CheckpointError
+from eagle3_core.training.outside import Outside, count_outside, make_outside
 from eagle3_core.training.resume import WITHIN_EPOCH, find_latest, restore
 from eagle3_core.training.setup import (
     build_drafter,
     choose_vocab_map,
-    make_outside,
     make_target_head,
     read_source,
     resolve_shape,
@@ -137,10 +137,16 @@ def _set_up(context: StageContext, params: TrainParams) -> Run:
     drafter = build_drafter(shape, vocab_map, weights, source, params.seed, context.report).to(device)
     train_rows, val_rows = _split(context, params, store)
     head = make_target_head(weights, store.meta.last_state, device)
-    outside = None
-    if params.outside_vocab == "skip":
-        outside = make_outside(files, vocab_map, head, store.meta.last_state, device)
+    outside = make_outside(files, vocab_map, weights, head, store.meta.last_state, device)
+    if outside is not None and params.outside_vocab == "keep":
+        _count_outside(context, params, store, val_rows or train_rows[: len(train_rows) // 10 + 1], outside)
+        outside = None
     trainer = Trainer(params, drafter, head, store, train_rows, val_rows, device, outside)
+    if shape.config.own_embedding:
+        context.warn(
+            "own_embedding",
+            "the drafter's embedding is its own: serve it with vLLM, SGLang puts the verifier's in its place",
+        )
     total = sum(p.numel() for p in drafter.parameters())
     trained = trainer.trained_parameters()
     context.report("parameters", f"{total:,} in all, {trained:,} trained", total=total, trainable=trained)
@@ -224,6 +230,20 @@ def _split(context: StageContext, params: TrainParams, store: HiddenStateStore) 
     if params.val_ratio and not val:
         context.warn("no_validation", "the data holds a single prompt, or none held out has an answer: no validation")
     return train, val
+
+
+def _count_outside(
+    context: StageContext, params: TrainParams, store: HiddenStateStore, rows: list[int], outside: Outside
+) -> None:
+    """Say how often the verifier chooses a token the drafter cannot propose."""
+    found, seen = count_outside(store, rows, params.max_seq_len, outside)
+    context.report(
+        "outside_vocab",
+        f"the verifier's first choice is outside the draft vocabulary for {found:,} of {seen:,} rows looked at "
+        f"({found / seen:.2%}); outside_vocab keep scores them on what it says of the tokens inside",
+        outside=found,
+        rows=seen,
+    )
 
 
 def _one_epoch(context: StageContext, training: Run) -> dict[str, Any]:

@@ -254,7 +254,7 @@ def test_flags_at_the_top_and_nested(tmp_path: Path) -> None:
         ({"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 8}, "differ between layers"),
         ({"use_sliding_window": True}, "sliding_window is missing"),
         ({"architectures": ["LlamaForCausalLM"], "draft_vocab_size": None}, "not an EAGLE-3 drafter"),
-        ({"architectures": ["Eagle3DeepseekV2ForCausalLM"]}, "latent attention"),
+        ({"architectures": ["Eagle3DeepseekV2ForCausalLM"], "kv_lora_rank": 8}, "without q_lora_rank"),
     ],
 )
 def test_what_cannot_be_read_is_named(tmp_path: Path, changes: dict[str, Any], words: str) -> None:

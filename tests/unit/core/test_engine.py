@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from eagle3_core.contract.drafter_config import MLA
 from eagle3_core.model.drafter import Eagle3Drafter
 from eagle3_core.training import rows as rows_module
-from eagle3_core.training import score as score_module
 from eagle3_core.training.engine import Document, make_pack, score_pack
 from eagle3_core.training.losses import LOSSES, LossName, mixture
 from eagle3_core.training.rows import plan_rows
@@ -18,6 +18,15 @@ from tests.unit.core.test_ttt import small_drafter
 
 HIDDEN, VOCAB, DRAFT, STEPS = 16, 40, 30, 3
 CPU = torch.device("cpu")
+LATENT = MLA(q_lora_rank=6, kv_lora_rank=5, qk_nope_head_dim=3, qk_rope_head_dim=4, v_head_dim=2)
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 32,
+    "mscale": 0.7,
+    "mscale_all_dim": 1.0,
+}
 FLAGS = {
     "plain": {},
     "norm_output": {"norm_output": True},
@@ -27,6 +36,8 @@ FLAGS = {
     "attention_bias": {"attention_bias": True},
     "qk_norm": {"qk_norm": True},
     "sliding_window": {"sliding_window": 7},
+    "mla": {"mla": LATENT, "rope": YARN},
+    "mla_two_layers": {"mla": LATENT, "num_hidden_layers": 2, "fc_norm": True, "norm_output": True},
     "two_layers": {"num_hidden_layers": 2, "sliding_window": 200},
     "three_layers": {"num_hidden_layers": 3, "norm_output": True, "norm_before_residual": True},
 }
@@ -107,6 +118,18 @@ def test_loss_and_every_gradient_equal_the_plain_form(
         assert score.loss_sum.item() == pytest.approx(sum(one[step].loss_sum.item() for one in each), rel=1e-12)
 
 
+def test_the_embedding_is_trained_on_every_token_that_joins_a_row(documents: list[Document]) -> None:
+    drafter, head = drafter_of(), target_head()
+    drafter.embed_tokens.weight.requires_grad_()
+    weights = weights_of(documents)
+    expected = gradients(drafter, plain_loss(drafter, head, documents, weights))
+    loss, _ = score_pack(drafter, head, make_pack(documents, drafter.config, CPU, torch.float64), weights)
+    ours = gradients(drafter, loss)
+    assert difference(ours, expected) < 1e-13
+    joined = {int(token) for each in documents if each.rows_KR.any() for token in each.token_ids_T[1:]}
+    assert set(ours["embed_tokens.weight"].any(1).nonzero()[:, 0].tolist()) <= joined
+
+
 def test_a_head_that_is_frozen_gets_no_gradient_and_changes_no_other(documents: list[Document]) -> None:
     drafter, head = drafter_of(), target_head()
     pack = make_pack(documents, drafter.config, CPU, torch.float64)
@@ -136,7 +159,7 @@ def test_the_sizes_of_chunks_and_blocks_change_nothing(
     drafter, head = drafter_of(), target_head()
     weights = weights_of(documents)
     expected = gradients(drafter, plain_loss(drafter, head, documents, weights))
-    monkeypatch.setattr(score_module, "CHUNK_ROWS", chunk)
+    monkeypatch.setattr(rows_module, "CHUNK_TARGETS", chunk)
     monkeypatch.setattr(rows_module, "QUERY_BLOCK", block)
     loss, _ = score_pack(drafter, head, make_pack(documents, drafter.config, CPU, torch.float64), weights)
     assert difference(gradients(drafter, loss), expected) < 1e-13
@@ -180,6 +203,19 @@ def test_a_pack_without_a_counted_row_has_no_loss() -> None:
     )
     assert loss.item() == 0
     assert [score.rows for score in scores] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("flags", [FLAGS["plain"], FLAGS["sliding_window"], FLAGS["mla_two_layers"]])
+def test_a_pack_holds_every_place_where_it_is_needed(documents: list[Document], flags: dict[str, object]) -> None:
+    """On a device other than the CPU: one product of tensors on two devices, or one value read back, and it fails."""
+    meta = torch.device("meta")
+    drafter = drafter_of(**flags).to(meta)
+    documents = [document(len(each.token_ids_T), rows_KR=any_rows(len(each.token_ids_T))) for each in documents]
+    pack = make_pack(documents, drafter.config, meta, torch.float64)
+    head = torch.randn(DRAFT, HIDDEN, dtype=torch.float64, device=meta)
+    loss, _ = score_pack(drafter, lambda states: states @ head.T, pack, [1.0] * STEPS)
+    loss.backward()
+    assert {p.grad.device.type for p in drafter.parameters() if p.grad is not None} == {"meta"}
 
 
 def test_only_rows_that_count_are_computed() -> None:

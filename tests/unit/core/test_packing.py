@@ -13,7 +13,7 @@ from eagle3_core.data.store import HiddenStateStore
 from eagle3_core.errors import Diverged
 from eagle3_core.training.packing import packs, steps
 from tests import tiny
-from tests.unit.core.test_resume import StopAtLook, run, weights
+from tests.unit.core.test_resume import StopAtLook, events_of, run, weights
 from worker.context import Stopped
 
 
@@ -77,6 +77,12 @@ def test_rows_with_a_choice_outside_the_vocabulary_are_skipped_and_counted(
     kept = run(inputs | {"epochs": 1}, tmp_path / "keep").data["epochs"][0]
     skipped = run(inputs | {"epochs": 1, "outside_vocab": "skip"}, tmp_path / "skip").data["epochs"][0]
     assert "outside_vocab" not in kept["train"]
+    [told] = [each["data"] for each in events_of(tmp_path / "keep", 0, "report") if each["title"] == "outside_vocab"]
+    assert told == {"outside": skipped["val"]["outside_vocab"][0], "rows": kept["val"]["rows"][0]}
+    assert not [each for each in events_of(tmp_path / "skip", 0, "report") if each["title"] == "outside_vocab"]
+    run(inputs | {"epochs": 1, "val_ratio": 0.0}, tmp_path / "none")
+    [told] = [each["data"] for each in events_of(tmp_path / "none", 0, "report") if each["title"] == "outside_vocab"]
+    assert told["rows"] == 12 - 1, "one training row in ten, at least one, where none is held out"
     for split in ("train", "val"):
         assert all(count > 0 for count in skipped[split]["outside_vocab"])
         total = [a + b for a, b in zip(skipped[split]["rows"], skipped[split]["outside_vocab"], strict=True)]

@@ -1,6 +1,7 @@
 """Stopping anywhere and going on: same data, same noise, same schedule, nothing trained twice."""
 
 import json
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ from eagle3_core.errors import Diverged
 from tests import tiny
 from worker.context import StageContext, StageResult, Stopped
 from worker.stages import train
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+EMBEDDING = "embed_tokens.weight"
 
 
 class StopAtLook(threading.Event):
@@ -98,6 +102,29 @@ def test_a_cancel_that_does_not_want_the_work_leaves_none(tmp_path: Path, inputs
     assert list((tmp_path / "out").iterdir()) == []
 
 
+def test_a_trained_embedding_is_shipped_resumed_and_taken_over(tmp_path: Path, inputs: dict[str, Any]) -> None:
+    asked = inputs | {"train_embedding": True, "weight_decay": 0.5}
+    run(asked, tmp_path / "whole")
+    with pytest.raises(Stopped):
+        run(asked, tmp_path / "parts", StopAtLook(3))
+    run(asked, tmp_path / "parts")
+    one, other = (weights(tmp_path / name, "1")[EMBEDDING].float() for name in ("whole", "parts"))
+    torch.testing.assert_close(one, other, rtol=0.1, atol=2e-3)
+    verifier = load_file(tmp_path / "verifier" / "model.safetensors")["model.embed_tokens.weight"]
+    moved = (one - verifier.bfloat16().float()).any(1)
+    assert 0 < int(moved.sum()) < len(moved), "tokens that the data lacks stay as they are, weight decay or not"
+    assert json.loads((tmp_path / "whole" / "1" / "config.json").read_text())["embed_requires_grad"] is True
+    [first, second] = events_of(tmp_path / "whole", 0, "verdict")
+    assert [first["verdict"], second["verdict"]] == ["valid", "valid"], second
+    assert "own_embedding" in [finding["code"] for finding in second["findings"]]
+
+    tuned = {key: value for key, value in inputs.items() if key != "vocab_map_dir"} | {"epochs": 1}
+    run(tuned | {"finetune_from": str(tmp_path / "whole" / "1")}, tmp_path / "tuned")
+    assert torch.equal(weights(tmp_path / "tuned", "0")[EMBEDDING].float(), one), "not trained on, but not lost"
+    [verdict] = events_of(tmp_path / "tuned", 0, "verdict")
+    assert verdict["verdict"] == "valid", verdict
+
+
 def test_a_damaged_checkpoint_is_passed_over_by_name(tmp_path: Path, inputs: dict[str, Any]) -> None:
     output = tmp_path / "out"
     run(inputs | {"epochs": 1}, output)
@@ -121,6 +148,24 @@ def test_a_damaged_checkpoint_is_passed_over_by_name(tmp_path: Path, inputs: dic
         f"{within.name}.unsound",
         f"{within.name}.unsound1",
     ]
+
+
+def test_a_run_goes_on_from_a_checkpoint_written_before_rows_were_packed(
+    tmp_path: Path, inputs: dict[str, Any]
+) -> None:
+    """tests/golden/checkpoint-before-packing: after 4 of 6 steps, of one row each; its sums know of no weights."""
+    vocab_map = tiny.make_vocab_map(tmp_path / "small", Path(inputs["data_dir"]), size=24)
+    sizes = {"intermediate_size": 8, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4}
+    asked = inputs | sizes | {"vocab_map_dir": str(vocab_map), "epochs": 1}
+    within = Path(shutil.copytree(GOLDEN / "checkpoint-before-packing", tmp_path / "out" / "step_4"))
+    before = json.loads((within / "manifest.json").read_text())["extra"]["position"]["totals"]
+    assert "weights" not in before and before["rows"] == [44, 40, 36]
+    train = run(asked, tmp_path / "out").data["epochs"][0]["train"]
+    [resumed] = [event for event in events_of(tmp_path / "out", 0, "report") if event["title"] == "resumed"]
+    assert (resumed["data"]["step"], resumed["data"]["rows_done"]) == (4, 4)
+    whole = run(asked, tmp_path / "whole").data["epochs"][0]["train"]
+    assert train["rows"] == whole["rows"] == [66, 60, 54]
+    assert train["loss_per_step"] == pytest.approx(whole["loss_per_step"], rel=1e-2)
 
 
 def test_checkpoints_within_an_epoch_when_due_and_when_asked_for(tmp_path: Path, inputs: dict[str, Any]) -> None:

@@ -63,7 +63,8 @@ def trained(masks: list[Tensor]) -> list[Drafted]:
     starts = torch.tensor([0, *plan.key_rows]).cumsum(0)
     found: list[Drafted] = [set() for _ in masks]
     for step, rows in enumerate(plan.steps):
-        counted = torch.arange(len(rows.keys_U))[rows.counted]
+        every = torch.arange(len(rows.keys_U))
+        counted = torch.cat([every[part.rows] for part in rows.parts if part is not None])
         for place, position in zip(rows.keys_U[counted], rows.positions_U[counted], strict=True):
             number = int(torch.searchsorted(starts, place, right=True)) - 1
             assert int(position) - step == int(place - starts[number]), "positions start anew in each document"

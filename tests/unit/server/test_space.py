@@ -70,9 +70,14 @@ def test_a_checkpoint_of_a_kimi_k2_5_drafter_is_14_gb():
         rope={},
     )
     size = sizes.size_of(config)
-    with_head, without = (sizes.checkpoint_bytes(size, train_head) for train_head in (True, False))
-    assert sizes.shown(with_head) == "14.3 GB"
-    assert with_head - without == 32_000 * 7168 * 8
+    params = TrainParams(verifier="/v", data_dir="/d", vocab_map_dir="/m")
+    usual, frozen, embedding = (
+        sizes.checkpoint_bytes(size, params.model_copy(update=asked))
+        for asked in ({}, {"train_head": False}, {"train_embedding": True})
+    )
+    assert sizes.shown(usual) == "14.3 GB"
+    assert usual - frozen == 32_000 * 7168 * 8
+    assert embedding - usual == 163_840 * 7168 * 8
 
 
 def test_the_size_of_a_store_is_told_beforehand(tmp_path):
@@ -83,9 +88,9 @@ def test_the_size_of_a_store_is_told_beforehand(tmp_path):
     assert taken(store) <= told <= 1.1 * taken(store)
 
 
-@pytest.mark.parametrize("train_head", [True, False])
-def test_the_size_of_a_checkpoint_is_told_beforehand(tmp_path, train_head):
-    params = TrainParams(**tiny.make_training_inputs(tmp_path), train_head=train_head)
+@pytest.mark.parametrize("asked", [{}, {"train_head": False}, {"train_embedding": True}])
+def test_the_size_of_a_checkpoint_is_told_beforehand(tmp_path, asked):
+    params = TrainParams(**tiny.make_training_inputs(tmp_path), **asked)
     need = need_of(params)
     checkpoint = trained_once(tmp_path, params)
     one = need.bytes / sizes.checkpoints_at_once(params)

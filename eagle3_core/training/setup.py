@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from eagle3_core.checkpoint.format import DrafterSource, read_drafter_config, read_drafter_tensors
 from eagle3_core.contract.drafter_config import DrafterConfig
 from eagle3_core.contract.params import TrainParams
+from eagle3_core.contract.store_files import StoreMeta
 from eagle3_core.contract.verifier_files import VerifierFiles
-from eagle3_core.data.store import StoreMeta
 from eagle3_core.errors import BadInput
 from eagle3_core.model.drafter import Eagle3Drafter
 from eagle3_core.model.vocab_map import VocabMap, load_vocab_map, map_fault, map_of_tokens

@@ -6,6 +6,8 @@ from pathlib import Path
 import torch
 
 from eagle3_core.contract.params import ExtractParams
+from eagle3_core.contract.prepared_files import PreparedManifest
+from eagle3_core.contract.store_files import StoreMeta
 from eagle3_core.contract.verifier_files import (
     VerifierFiles,
     config_fingerprint,
@@ -13,8 +15,8 @@ from eagle3_core.contract.verifier_files import (
     tokenizer_fingerprint,
 )
 from eagle3_core.data.conversations import TokenRow
-from eagle3_core.data.prepared import PreparedManifest, load_prepared
-from eagle3_core.data.store import DTYPES, StoreMeta, StoreWriter
+from eagle3_core.data.prepared import load_prepared
+from eagle3_core.data.store import DTYPES, StoreWriter
 from eagle3_core.errors import BadInput
 from eagle3_core.training.setup import make_target_head
 from eagle3_core.verifier.tensors import load_verifier_weights

@@ -18,7 +18,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from eagle3_core.contract.jobdir import read_json, write_json
-from server.api import admin, hardware, jobs, pages, problems
+from server.api import admin, daemon, hardware, jobs, outcomes, pages, pipelines, problems
 from server.api.access import AccessControl
 from server.api.context import AppContext
 from server.db.engine import Database
@@ -28,6 +28,7 @@ from server.errors import StartupError, Unavailable
 from server.services.auth import Gate, read_or_make_token
 from server.services.rebuild import refuse_lost_database
 from server.services.reconciler import Reconciler
+from server.services.removal import finish_removals
 from server.services.runtime import Runtime
 from server.settings import Settings, secret_values, unknown_variables, unprotected_variables
 from server.system import locks
@@ -37,11 +38,19 @@ from server.system.logs import set_up_logging
 
 logger = logging.getLogger(__name__)
 
-ROUTERS = (jobs.router, hardware.router, pages.router, admin.router)
+ROUTERS = (
+    jobs.router,
+    outcomes.router,
+    pipelines.router,
+    hardware.router,
+    daemon.router,
+    pages.router,
+    admin.router,
+)
 
-READY: frozenset[Any] = frozenset({jobs.get_job, jobs.get_log, admin.post_token})
-"""Endpoints whose answers need no redaction: jobs are kept ready without secrets, the log is read so, and the secret of
-a new token is meant to be told."""
+READY: frozenset[Any] = frozenset({jobs.get_job, jobs.get_log, outcomes.get_artifact, admin.post_token})
+"""Endpoints whose answers need no redaction: jobs are kept ready without secrets, the log is read so, artifacts are
+what the work needs, byte for byte, and the secret of a new token is meant to be told."""
 
 
 def build_app(runtime: Runtime, gate: Gate, on_death: Callable[[], None], port: int) -> FastAPI:
@@ -100,6 +109,7 @@ def serve(settings: Settings) -> None:
         try:
             upgrade(database.engine)
             settings.jobs_dir.mkdir(exist_ok=True)
+            finish_removals(settings, database)
             refuse_lost_database(settings, database)
             _run(settings, database, listener)
         finally:

@@ -1,13 +1,16 @@
 """Errors of the daemon.
 
 ServiceError                what a client is told, as problem+json
+|- Unreadable         400   the body is no JSON, or no YAML
 |- Unauthorized       401
 |- TooManyFailures    429   an address that has failed to sign in too often
 |- Forbidden          403   outside the roots, a foreign Host or Origin, a scope that does not reach
 |- NotFound           404
 |- Conflict           409
+|  |- RequestInFlight 409 another request with the same Idempotency-Key is at work
 |- TooLarge           413
 |- NotJson            415
+|- RangeNotSatisfiable 416
 |- Invalid            422   with one entry per field
 |- KeyReused          422   an Idempotency-Key that came with another body before
 |- Unavailable        503   the database cannot be used at the moment
@@ -15,8 +18,9 @@ ServiceError                what a client is told, as problem+json
 StartupError                what the operator is told when the daemon cannot start
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import ClassVar
 
 MAX_ERRORS = 50
@@ -38,12 +42,20 @@ class ServiceError(Exception):
     status: ClassVar[int] = 500
     kind: ClassVar[str] = "internal"
     title: ClassVar[str] = "Internal error"
-    headers: ClassVar[dict[str, str]] = {}
+    headers: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, detail: str, errors: Sequence[FieldError] = ()) -> None:
         super().__init__(detail)
         self.detail = detail
         self.errors = tuple(errors)
+
+
+class Unreadable(ServiceError):
+    """The body is not what it was announced as."""
+
+    status = 400
+    kind = "not-json"
+    title = "The body cannot be read"
 
 
 class Unauthorized(ServiceError):
@@ -52,7 +64,7 @@ class Unauthorized(ServiceError):
     status = 401
     kind = "unauthorized"
     title = "Not signed in"
-    headers: ClassVar[dict[str, str]] = {"WWW-Authenticate": 'Bearer realm="eyas"'}
+    headers: Mapping[str, str] = {"WWW-Authenticate": 'Bearer realm="eyas"'}
 
 
 class TooManyFailures(ServiceError):
@@ -61,7 +73,7 @@ class TooManyFailures(ServiceError):
     status = 429
     kind = "too-many-failures"
     title = "Too many failed attempts"
-    headers: ClassVar[dict[str, str]] = {"Retry-After": "2"}
+    headers: Mapping[str, str] = {"Retry-After": "2"}
 
 
 class Forbidden(ServiceError):
@@ -88,6 +100,14 @@ class Conflict(ServiceError):
     title = "Conflict"
 
 
+class RequestInFlight(Conflict):
+    """Another request with the same Idempotency-Key is being carried out."""
+
+    kind = "request-in-flight"
+    title = "The same request is being carried out"
+    headers: Mapping[str, str] = {"Retry-After": "1"}
+
+
 class TooLarge(ServiceError):
     """The body is larger than accepted."""
 
@@ -101,7 +121,19 @@ class NotJson(ServiceError):
 
     status = 415
     kind = "not-json"
-    title = "Content-Type must be application/json"
+    title = "Content-Type must be application/json, or application/yaml for a pipeline"
+
+
+class RangeNotSatisfiable(ServiceError):
+    """The part of a file that was asked for lies behind its end."""
+
+    status = 416
+    kind = "range-not-satisfiable"
+    title = "No such part of the file"
+
+    def __init__(self, detail: str, size: int) -> None:
+        super().__init__(detail)
+        self.headers = {"Content-Range": f"bytes */{size}"}
 
 
 class Invalid(ServiceError):

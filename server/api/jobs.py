@@ -3,23 +3,28 @@
 from datetime import datetime
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Header, Query, Response
+from fastapi import APIRouter, Body, Depends, Header, Query, Response
 from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from server.api.context import Context, From
+from server.api.filters import job_filter
 from server.api.problems import Problem
+from server.api.routes import KnownQuery
+from server.domain.listing import JobFilter
 from server.domain.states import JobState
 from server.domain.view import JobList, JobView
 from server.services import jobs as service
+from server.services.dry_run import DryRun, dry_run
+from server.services.requests import ChainRequest, JobRequest
 from server.services.scopes import refuse_stages
 from server.services.stacks import take_stack
-from server.services.submission import ChainRequest, JobRequest, submit
+from server.services.submission import placed, submit
 
 _PROBLEM = {"model": Problem, "content": {"application/problem+json": {}}}
 _KNOWN: dict[int | str, dict[str, Any]] = {401: _PROBLEM, 403: _PROBLEM, 404: _PROBLEM, 422: _PROBLEM}
 
-router = APIRouter(prefix="/jobs", tags=["jobs"], responses=_KNOWN)
+router = APIRouter(prefix="/jobs", tags=["jobs"], responses=_KNOWN, route_class=KnownQuery)
 
 MAX_OFFSET = 1 << 62
 
@@ -117,24 +122,42 @@ SubmitBody = Annotated[
 ]
 
 
-@router.post("", status_code=201, operation_id="submitJobs", responses={200: {"model": Submitted}, 507: _PROBLEM})
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        min_length=1,
+        max_length=200,
+        pattern=r"^[\x20-\x7e]+$",
+        description="a request that is repeated with its key stores nothing and is answered 200 with the same jobs",
+    ),
+]
+
+
+@router.post(
+    "",
+    status_code=201,
+    operation_id="submitJobs",
+    response_model=Submitted | DryRun,
+    responses={
+        200: {"model": Submitted | DryRun, "description": "stored before with this key; or a dry run"},
+        409: _PROBLEM,
+        507: _PROBLEM,
+    },
+)
 def post_jobs(
     context: Context,
     caller: From,
     body: Annotated[SubmitBody, Body()],
     response: Response,
-    idempotency_key: Annotated[
-        str | None,
-        Header(
-            min_length=1,
-            max_length=200,
-            pattern=r"^[\x20-\x7e]+$",
-            description="a request that is repeated with its key stores nothing and is answered 200 with the same jobs",
-        ),
-    ] = None,
-) -> Submitted:
+    idempotency_key: IdempotencyKey = None,
+    dry: Annotated[bool, Query(alias="dry_run", description="store nothing; tell what would be stored")] = False,
+) -> Submitted | DryRun:
     """Store one job or a chain of jobs, all or nothing; once for each Idempotency-Key."""
-    refuse_stages(context.runtime.settings, caller, body)
+    stages = [(one.pointer, one.request.stage) for one in placed(body)]
+    refuse_stages(context.runtime.settings, caller, stages)
+    if dry:
+        response.status_code = 200
+        return dry_run(context.runtime, placed(body))
     jobs, created = submit(context.runtime, body, idempotency_key)
     if not created:
         response.status_code = 200
@@ -143,9 +166,14 @@ def post_jobs(
 
 
 @router.get("", operation_id="listJobs")
-def get_jobs(context: Context, limit: Annotated[int, Query(ge=1, le=1000)] = 100) -> JobList:
-    """The newest jobs, newest first."""
-    return service.list_jobs(context.runtime, limit)
+def get_jobs(
+    context: Context,
+    wanted: Annotated[JobFilter, Depends(job_filter)],
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    cursor: Annotated[str | None, Query(max_length=64, description="next_cursor of the page before")] = None,
+) -> JobList:
+    """Jobs, newest first; jobs that come in meanwhile move no page."""
+    return service.list_jobs(context.runtime, limit, wanted, cursor)
 
 
 @router.get("/{job_id}", operation_id="getJob", response_model=None, responses={200: {"model": JobView}})

@@ -2,8 +2,10 @@
 
 import logging
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from http import HTTPStatus
+from typing import Any, get_args
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -11,11 +13,10 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
-from server.domain.policy import RetryPolicy
+from server.domain.faults import fault_of
 from server.domain.redaction import Redactor
-from server.domain.resources import Resources
 from server.errors import MAX_ERRORS, FieldError, Invalid, NotFound, ServiceError
-from server.services.submission import ChainRequest, JobRequest, nearest
+from server.services.requests import ChainRequest, JobRequest
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +29,8 @@ MAX_TEXT = 2000
 """Characters of a message; what was sent may be a megabyte, and is not sent back."""
 
 
-_MODELS: dict[str, type[BaseModel]] = {"chain": ChainRequest, "resources": Resources, "retry": RetryPolicy}
+_TAGGED: dict[str, type[BaseModel]] = {"job": JobRequest, "chain": ChainRequest}
+"""What the place of a fault begins with where a body may be one of two things."""
 
 
 class ProblemField(BaseModel):
@@ -113,26 +115,25 @@ async def _on_request_error(request: Request, error: Exception) -> Response:
     if any(fault["type"] == "json_invalid" for fault in faults):
         fault = str(faults[0]["ctx"]["error"])
         return _answer(400, "not-json", "The body is not JSON", fault, request.url.path, _redact(request))
-    shown = [_field_error(fault) for fault in faults[:MAX_ERRORS]]
+    shown = [_field_error(request, fault) for fault in faults[:MAX_ERRORS]]
     return problem_response(Invalid.of(shown, len(faults)), request.url.path, _redact(request))
 
 
-def _field_error(fault: dict[str, object]) -> FieldError:
-    loc = fault["loc"]
-    assert isinstance(loc, tuple)
-    parts = [str(part) for part in loc[1:]]
-    if loc[0] != "body":
-        return FieldError(f"?{'/'.join(parts)}", str(fault["msg"]))
-    if parts and parts[0] in ("job", "chain"):
-        parts = parts[1:]
-    pointer = "".join(f"/{part}" for part in parts)
-    message = str(fault["msg"])
-    if fault["type"] != "extra_forbidden":
-        return FieldError(pointer, message)
-    name = parts[-1]
-    parent = parts[-2] if len(parts) > 1 else ("chain" if loc[1] == "chain" else "")
-    near = nearest(name, _MODELS.get(parent, JobRequest).model_fields)
-    return FieldError(pointer, f"{name} is not a field" + (f"; did you mean {near}?" if near else ""), near)
+def _field_error(request: Request, fault: Mapping[str, Any]) -> FieldError:
+    where, *loc = fault["loc"]
+    if where != "body":
+        name = "/".join(str(part) for part in loc)
+        return replace(fault_of(fault, loc, None, ""), pointer=f"?{name}" if where == "query" else f"{where}:{name}")
+    if loc and loc[0] in _TAGGED:
+        return fault_of(fault, loc[1:], _TAGGED[str(loc[0])], "")
+    return fault_of(fault, loc, _body_model(request), "")
+
+
+def _body_model(request: Request) -> type[BaseModel] | None:
+    """What the body of a route has to be, besides absent."""
+    field = getattr(request.scope.get("route"), "body_field", None)
+    members = () if field is None else (field.field_info.annotation, *get_args(field.field_info.annotation))
+    return next((one for one in members if isinstance(one, type) and issubclass(one, BaseModel)), None)
 
 
 async def _on_bug(request: Request, error: Exception) -> Response:

@@ -40,9 +40,18 @@ def _extract(params: ExtractParams) -> Need:
 
 
 def _train(params: TrainParams) -> Need:
-    files = read_verifier_files(Path(params.verifier))
+    return train_need(params, drafter_of(params, read_verifier_files(Path(params.verifier)))[1])
+
+
+def drafter_of(params: TrainParams, files: VerifierFiles) -> tuple[DrafterConfig, DrafterSize]:
+    """The drafter a training will hold, as far as it decides what it takes.
+
+    Raises:
+        ValueError, OSError, KeyError, IndexError: what it depends on is not there, or not what it should be.
+    """
     source = None if params.finetune_from is None else _of_source(params.finetune_from, params, files)
-    return train_need(params, source or size_of(_fresh(params, files)))
+    config = _fresh(params, files)
+    return config, source or size_of(config)
 
 
 def _of_source(path: str, params: TrainParams, files: VerifierFiles) -> DrafterSize | None:

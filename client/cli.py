@@ -249,6 +249,15 @@ def stages() -> None:
 
 
 @app.command()
+def openapi() -> None:
+    """Print the OpenAPI document of the daemon's API."""
+    from server.api.openapi import text_of
+    from server.app import routed
+
+    typer.echo(text_of(routed()), nl=False)
+
+
+@app.command()
 def login(state: State = None) -> None:
     """Print a link that signs a browser in, once."""
     with connected(state) as client:

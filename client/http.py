@@ -7,15 +7,18 @@ print(client.job(job["id"])["summary"])
 
 import json
 import os
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self, TypedDict, cast
-from urllib.parse import urlencode
+from typing import Any, BinaryIO, NamedTuple, Self, TypedDict, cast
+from urllib.parse import quote, urlencode
 
 import httpx
 
 DEFAULT_STATE = Path("~/.local/state/eyas")
+IN_FLIGHT_TRIES, IN_FLIGHT_PAUSE_S = 120, 0.25
+Body = dict[str, Any] | bytes | None
 ENDED = frozenset({"succeeded", "failed", "cancelled"})
 
 
@@ -46,6 +49,8 @@ class JobRow(TypedDict):
     health: str | None
     waiting: str | None
     priority: int
+    labels: dict[str, str]
+    pipeline: dict[str, str] | None
     resources: dict[str, Any]
     gpus: list[dict[str, Any]]
     phase: str | None
@@ -89,6 +94,56 @@ class JobView(JobRow):
     last_seq: int
     last_event_at: str | None
     version: int
+
+
+class JobPage(TypedDict):
+    """A page of the list."""
+
+    jobs: list[JobRow]
+    next_cursor: str | None
+
+
+class AttemptRow(TypedDict):
+    """One process life; see docs/api.md for the fields."""
+
+    number: int
+    state: str
+    reason: str | None
+    cause: str | None
+    stop_for: str | None
+    created_at: str
+    started_at: str | None
+    stop_asked_at: str | None
+    ended_at: str | None
+    gpus: list[dict[str, Any]]
+    exit: dict[str, Any] | None
+    log_bytes: int | None
+
+
+class Removal(TypedDict):
+    """What deleting a job removes, or has removed."""
+
+    id: str
+    deleted: bool
+    paths: list[str]
+    kept: list[str]
+    bytes: int
+    confirm: str | None
+
+
+class Pipeline(TypedDict):
+    """A pipeline; its state follows from its jobs."""
+
+    id: str
+    name: str
+    state: str
+    jobs_total: int
+    jobs_done: int
+    summary: str
+    created_at: str
+    started_at: str | None
+    ended_at: str | None
+    jobs: list[JobRow]
 
 
 class LogPart(NamedTuple):
@@ -166,12 +221,62 @@ class EyasClient:
 
     def submit(self, request: dict[str, Any], key: str | None = None) -> list[SubmittedJob]:
         """Store a job, or a chain {"jobs": [...]}; with a `key` it may be repeated and is stored once."""
-        headers = None if key is None else {"Idempotency-Key": key}
-        return cast("list[SubmittedJob]", self._send("POST", "/jobs", request, headers).json()["jobs"])
+        return cast("list[SubmittedJob]", self._keyed("/jobs", request, key)["jobs"])
 
-    def jobs(self, limit: int = 100) -> list[JobRow]:
-        """The newest jobs, newest first."""
-        return cast("list[JobRow]", self._json("GET", f"/jobs?limit={limit}")["jobs"])
+    def dry_run(self, request: dict[str, Any] | bytes) -> dict[str, Any]:
+        """What a job, a chain or a pipeline (a dict with "stages", or YAML) would become; nothing is stored."""
+        pipeline = isinstance(request, bytes) or "stages" in request
+        return self._json("POST", f"/{'pipelines' if pipeline else 'jobs'}?dry_run=true", request)
+
+    def submit_pipeline(self, document: dict[str, Any] | bytes, key: str | None = None) -> Pipeline:
+        """Store a whole chain, from a dict or YAML; with a `key` it may be repeated and is stored once."""
+        return cast("Pipeline", self._keyed("/pipelines", document, key))
+
+    def pipeline(self, pipeline_id: str) -> Pipeline:
+        """A pipeline with its jobs."""
+        return cast("Pipeline", self._json("GET", f"/pipelines/{pipeline_id}"))
+
+    def pipelines(self, limit: int = 20, cursor: str | None = None) -> dict[str, Any]:
+        """Pipelines, newest first: {"pipelines", "next_cursor"}."""
+        return self._json("GET", f"/pipelines?{_query(limit=limit, cursor=cursor)}")
+
+    def cancel_pipeline(self, pipeline_id: str, grace_s: float | None = None, checkpoint: bool = True) -> Pipeline:
+        """Have every job of a pipeline stopped that has not ended."""
+        body = {"grace_s": grace_s, "checkpoint": checkpoint}
+        return cast("Pipeline", self._json("POST", f"/pipelines/{pipeline_id}/cancel", body))
+
+    def jobs(self, limit: int = 100, **wanted: Any) -> list[JobRow]:
+        """The newest jobs that are meant, newest first; `wanted` as of `job_page`."""
+        return self.job_page(limit, **wanted)["jobs"]
+
+    def job_page(
+        self,
+        limit: int = 100,
+        cursor: str | None = None,
+        *,
+        state: Sequence[str] = (),
+        stage: Sequence[str] = (),
+        name: Sequence[str] = (),
+        label: Sequence[str] = (),
+        since: str | None = None,
+        pipeline: str | None = None,
+    ) -> JobPage:
+        """A page of jobs, newest first.
+
+        Args:
+            limit: jobs on it.
+            cursor: `next_cursor` of the page before.
+            state: any of these, as the next two.
+            stage: kind of work.
+            name: as it was submitted.
+            label: `key=value`, or `key` for any value; several keys must all hold.
+            since: submitted then or later, RFC 3339.
+            pipeline: id of the pipeline they were submitted with.
+        """
+        asked = _query(
+            limit=limit, cursor=cursor, state=state, stage=stage, name=name, label=label, since=since, pipeline=pipeline
+        )
+        return cast("JobPage", self._json("GET", f"/jobs?{asked}"))
 
     def job(self, job_id: str) -> JobView:
         """Everything about one job."""
@@ -211,6 +316,46 @@ class EyasClient:
     def checkpoints(self, job_id: str) -> list[dict[str, Any]]:
         """Checkpoints with their verdicts, oldest first."""
         return cast("list[dict[str, Any]]", self._json("GET", f"/jobs/{job_id}/checkpoints")["checkpoints"])
+
+    def attempts(self, job_id: str) -> list[AttemptRow]:
+        """Each process life of a job with its end, oldest first."""
+        return cast("list[AttemptRow]", self._json("GET", f"/jobs/{job_id}/attempts")["attempts"])
+
+    def artifacts(self, job_id: str) -> dict[str, Any]:
+        """The files in a job's output directory: {"output_dir", "artifacts", "total_bytes", "truncated"}."""
+        return self._json("GET", f"/jobs/{job_id}/artifacts")
+
+    def download(self, job_id: str, path: str, to: BinaryIO) -> int:
+        """Write a file of the output directory to `to`, a part at a time; returns its size in bytes.
+
+        Raises:
+            ApiError: the daemon refused.
+            Unreachable: the connection broke before the end.
+        """
+        size = 0
+        try:
+            with self._http.stream("GET", f"/jobs/{job_id}/artifacts/{quote(path)}") as answer:
+                if not answer.is_success:
+                    answer.read()
+                    raise _refusal(answer)
+                for part in answer.iter_bytes():
+                    size += to.write(part)
+        except httpx.TransportError as error:
+            raise Unreachable(f"{self.url} does not answer: {error}") from error
+        return size
+
+    def retry(self, job_id: str) -> dict[str, Any]:
+        """Give a job that failed or was cancelled another attempt."""
+        return self._json("POST", f"/jobs/{job_id}/retry")
+
+    def delete(self, job_id: str, outputs: bool = False, confirm: str | None = None) -> Removal:
+        """What deleting an ended job would remove; with the `confirm` of that answer, it is removed."""
+        asked = _query(outputs="true" if outputs else "false", confirm=confirm)
+        return cast("Removal", self._json("DELETE", f"/jobs/{job_id}?{asked}"))
+
+    def stats(self, days: float = 7.0) -> dict[str, Any]:
+        """All jobs in numbers."""
+        return self._json("GET", f"/stats?days={days}")
 
     def cancel(self, job_id: str, grace_s: float | None = None, checkpoint: bool = True) -> dict[str, Any]:
         """Have a job stopped; a training saves first unless `checkpoint` is false."""
@@ -256,26 +401,50 @@ class EyasClient:
         """Whether the daemon works."""
         return self._json("GET", "/healthz")
 
-    def _json(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    def _json(self, method: str, path: str, body: Body = None) -> dict[str, Any]:
         return cast("dict[str, Any]", self._send(method, path, body).json())
 
-    def _send(
-        self, method: str, path: str, body: dict[str, Any] | None = None, headers: dict[str, str] | None = None
-    ) -> httpx.Response:
-        """Ask.
+    def _keyed(self, path: str, body: dict[str, Any] | bytes, key: str | None) -> dict[str, Any]:
+        """Post; while an earlier request with the key is being carried out, ask again."""
+        headers = None if key is None else {"Idempotency-Key": key}
+        for _ in range(IN_FLIGHT_TRIES):
+            try:
+                return cast("dict[str, Any]", self._send("POST", path, body, headers).json())
+            except ApiError as error:
+                if not error.problem.get("type", "").endswith(":request-in-flight"):
+                    raise
+                last = error
+            time.sleep(IN_FLIGHT_PAUSE_S)
+        raise last
+
+    def _send(self, method: str, path: str, body: Body = None, headers: dict[str, str] | None = None) -> httpx.Response:
+        """Ask; a body that is bytes is YAML.
 
         Raises:
             ApiError: the daemon refused.
             Unreachable: nobody listens, or the connection broke.
         """
         try:
-            answer = self._http.request(method, path, json=body, headers=headers)
+            if isinstance(body, bytes):
+                headers = {**(headers or {}), "Content-Type": "application/yaml"}
+                answer = self._http.request(method, path, content=body, headers=headers)
+            else:
+                answer = self._http.request(method, path, json=body, headers=headers)
         except httpx.TransportError as error:
             raise Unreachable(f"{self.url} does not answer: {error}") from error
         if answer.is_success:
             return answer
-        try:
-            problem = answer.json()
-        except ValueError:
-            problem = {"detail": answer.text[:500]}
-        raise ApiError(answer.status_code, problem)
+        raise _refusal(answer)
+
+
+def _refusal(answer: httpx.Response) -> ApiError:
+    try:
+        problem = answer.json()
+    except ValueError:
+        problem = {"detail": answer.text[:500]}
+    return ApiError(answer.status_code, problem)
+
+
+def _query(**asked: str | float | Sequence[str] | None) -> str:
+    """Parameters that are not None, those with several values repeated."""
+    return urlencode({name: value for name, value in asked.items() if value is not None}, doseq=True)

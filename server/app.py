@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from ipaddress import ip_address
 from typing import Any
 
@@ -21,6 +21,7 @@ from eagle3_core.contract.jobdir import read_json, write_json
 from server.api import admin, daemon, hardware, jobs, outcomes, pages, pipelines, problems
 from server.api.access import AccessControl
 from server.api.context import AppContext
+from server.api.openapi import DescribedApp
 from server.db.engine import Database
 from server.db.migrate import upgrade
 from server.domain.redaction import MIN_VALUE, Redactor
@@ -53,6 +54,19 @@ READY: frozenset[Any] = frozenset({jobs.get_job, jobs.get_log, outcomes.get_arti
 what the work needs, byte for byte, and the secret of a new token is meant to be told."""
 
 
+Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
+
+
+def routed(lifespan: Lifespan | None = None) -> DescribedApp:
+    """The routes alone, which are all its description follows from."""
+    app = DescribedApp(
+        title="Eyas", version=pages.VERSION, docs_url=None, redoc_url=None, lifespan=lifespan, redirect_slashes=False
+    )
+    for router in ROUTERS:
+        app.include_router(router)
+    return app
+
+
 def build_app(runtime: Runtime, gate: Gate, on_death: Callable[[], None], port: int) -> FastAPI:
     """The application over an open runtime; its lifespan starts and stops the loop."""
     loop = Reconciler(runtime, on_death)
@@ -69,14 +83,10 @@ def build_app(runtime: Runtime, gate: Gate, on_death: Callable[[], None], port: 
             runtime.hardware.stop()
             runtime.background.stop()
 
-    app = FastAPI(
-        title="Eyas", version=pages.VERSION, docs_url=None, redoc_url=None, lifespan=lifespan, redirect_slashes=False
-    )
+    app = routed(lifespan)
     # Cookies do not know ports: two daemons on one host must not overwrite each other's.
     cookie_name = f"eyas_session_{port}"
     app.state.context = AppContext(runtime, gate, loop, cookie_name)
-    for router in ROUTERS:
-        app.include_router(router)
     problems.install(app)
     hosts = frozenset(name.lower() for name in (runtime.settings.host, *runtime.settings.allowed_hosts))
     app.add_middleware(

@@ -6,6 +6,7 @@ ServiceError                what a client is told, as problem+json
 |- TooManyFailures    429   an address that has failed to sign in too often
 |- Forbidden          403   outside the roots, a foreign Host or Origin, a scope that does not reach
 |- NotFound           404
+|- MethodNotAllowed   405
 |- Conflict           409
 |  |- RequestInFlight 409 another request with the same Idempotency-Key is at work
 |- TooLarge           413
@@ -90,6 +91,14 @@ class NotFound(ServiceError):
     status = 404
     kind = "not-found"
     title = "Not found"
+
+
+class MethodNotAllowed(ServiceError):
+    """The route knows other methods."""
+
+    status = 405
+    kind = "method-not-allowed"
+    title = "Method not allowed"
 
 
 class Conflict(ServiceError):

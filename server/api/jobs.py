@@ -46,7 +46,7 @@ class Submitted(BaseModel):
 class CancelRequest(BaseModel):
     """How to stop a job."""
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True)
 
     grace_s: float | None = Field(None, ge=0, le=86_400, description="seconds to put the work down before SIGKILL")
     checkpoint: bool = Field(True, description="a training saves before it stops")
@@ -63,7 +63,7 @@ class Cancelled(BaseModel):
 class PauseRequest(BaseModel):
     """How to pause a job."""
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True)
 
     grace_s: float | None = Field(None, ge=0, le=86_400, description="seconds to save before SIGKILL")
 
@@ -139,6 +139,7 @@ IdempotencyKey = Annotated[
     operation_id="submitJobs",
     response_model=Submitted | DryRun,
     responses={
+        201: {"model": Submitted},
         200: {"model": Submitted | DryRun, "description": "stored before with this key; or a dry run"},
         409: _PROBLEM,
         507: _PROBLEM,

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Body, Depends, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from pydantic import ValidationError
 
+from server.api.access import YAML
 from server.api.context import Context, From
 from server.api.jobs import CancelRequest, IdempotencyKey
 from server.api.problems import Problem
@@ -31,8 +32,6 @@ _PROBLEM = {"model": Problem}
 _KNOWN: dict[int | str, dict[str, Any]] = {422: _PROBLEM}
 
 router = APIRouter(prefix="/pipelines", tags=["pipelines"], responses=_KNOWN, route_class=KnownQuery)
-
-YAML = "application/yaml"
 
 
 async def _document(request: Request) -> PipelineRequest:
@@ -61,6 +60,7 @@ def _json(data: bytes) -> Any:
     operation_id="submitPipeline",
     response_model=PipelineView | DryRun,
     responses={
+        201: {"model": PipelineView},
         200: {"model": PipelineView | DryRun, "description": "stored before with this key; or a dry run"},
         409: _PROBLEM,
         507: _PROBLEM,

@@ -20,7 +20,7 @@ class JobRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True)
 
     name: NameText | None = None
-    stage: str = Field(description="prepare, extract, train, validate, evaluate, external or adopt")
+    stage: str = Field(description="what kind of work", json_schema_extra={"enum": sorted(STAGES)})
     params: dict[str, Any] = Field(
         description="the parameters of the stage",
         json_schema_extra={"anyOf": [params.model_json_schema() for params in STAGES.values()]},
@@ -64,7 +64,9 @@ class PipelineStage(BaseModel):
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True)
 
-    stage: str | None = Field(None, description="default: what it is called")
+    stage: str | None = Field(
+        None, description="default: what it is called", json_schema_extra={"enum": [*sorted(STAGES), None]}
+    )
     params: dict[str, Any] = Field({}, description="the parameters of the stage")
     depends_on: list[NameText] = Field([], max_length=100, description="stages of this pipeline, or ids of jobs")
     labels: Labels = Field({}, max_length=32)

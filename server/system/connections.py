@@ -30,6 +30,7 @@ class GuardedProtocol(H11Protocol):
             "status": 400,
             "detail": msg,
             "instance": "",
+            "request_id": None,
             "errors": [],
         }
         body = json.dumps(problem).encode()

@@ -1,6 +1,7 @@
 """Errors of the daemon.
 
 ServiceError                what a client is told, as problem+json
+|- BadRequest         400   what is no HTTP
 |- Unreadable         400   the body is no JSON, or no YAML
 |- Unauthorized       401
 |- TooManyFailures    429   an address that has failed to sign in too often
@@ -49,6 +50,14 @@ class ServiceError(Exception):
         super().__init__(detail)
         self.detail = detail
         self.errors = tuple(errors)
+
+
+class BadRequest(ServiceError):
+    """What is no HTTP."""
+
+    status = 400
+    kind = "bad-request"
+    title = "Bad Request"
 
 
 class Unreadable(ServiceError):

@@ -5,6 +5,8 @@ from asyncio import Transport
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from server.errors import BadRequest
+
 MAX_CONNECTIONS = 400
 """Of the usual 1024 descriptors; the rest is for the database, logs and workers."""
 
@@ -25,9 +27,9 @@ class GuardedProtocol(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """Answer what is no HTTP, and never reaches the application, as the application would."""
         problem = {
-            "type": "urn:eyas:problem:bad-request",
-            "title": "Bad Request",
-            "status": 400,
+            "type": f"urn:eyas:problem:{BadRequest.kind}",
+            "title": BadRequest.title,
+            "status": BadRequest.status,
             "detail": msg,
             "instance": "",
             "request_id": None,

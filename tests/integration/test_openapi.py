@@ -14,9 +14,7 @@ from server.errors import ServiceError
 
 ROOT = Path(__file__).parents[2]
 
-
 api = schemathesis.openapi.from_dict(document(routed()))
-
 
 BEYOND_SCHEMAS = ("POST /jobs", "POST /pipelines", "GET /jobs", "GET /pipelines")
 """What no schema can say: that paths are there, and that a cursor is one of ours."""
@@ -41,7 +39,7 @@ def test_no_request_finds_the_document_wrong(shared, operation, mode):
     if operation in BEYOND_SCHEMAS:
         excluded.append(positive_data_acceptance)
 
-    @settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(case=api[path][method].as_strategy(generation_mode=mode))
     def ask(case):
         headers = {"Authorization": f"Bearer {token}"}

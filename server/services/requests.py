@@ -2,11 +2,13 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from eagle3_core.contract.params import STAGES
 from server.domain.policy import RetryPolicy
 from server.domain.resources import BY_STAGE, Resources
+
+_STAGES: list[JsonValue] = [*sorted(STAGES)]
 
 NameText = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
 LabelKey = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_./-]{0,62}$")]
@@ -20,7 +22,7 @@ class JobRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True)
 
     name: NameText | None = None
-    stage: str = Field(description="what kind of work", json_schema_extra={"enum": sorted(STAGES)})
+    stage: str = Field(description="what kind of work", json_schema_extra={"enum": [*_STAGES]})
     params: dict[str, Any] = Field(
         description="the parameters of the stage",
         json_schema_extra={"anyOf": [params.model_json_schema() for params in STAGES.values()]},
@@ -65,7 +67,7 @@ class PipelineStage(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True)
 
     stage: str | None = Field(
-        None, description="default: what it is called", json_schema_extra={"enum": [*sorted(STAGES), None]}
+        None, description="default: what it is called", json_schema_extra={"enum": [*_STAGES, None]}
     )
     params: dict[str, Any] = Field({}, description="the parameters of the stage")
     depends_on: list[NameText] = Field([], max_length=100, description="stages of this pipeline, or ids of jobs")

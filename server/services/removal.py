@@ -26,6 +26,7 @@ from server.domain.states import FINAL_JOB
 from server.errors import Conflict, ServiceError, Unavailable
 from server.services.jobs import load_job
 from server.services.paths import PathRules, resolve
+from server.services.records import Gone, write_record
 from server.services.runtime import Runtime
 from server.settings import Settings
 from server.system.disk import taken_bytes
@@ -157,7 +158,8 @@ def _carry_out(runtime: Runtime, plan: _Plan) -> None:
             write_json(directory / ORDER, {"outputs": None if plan.outputs is None else str(plan.outputs)})
             try:
                 with runtime.database.write() as session:
-                    if not queries.delete_job(session, job_id):
+                    had_waited = queries.delete_job(session, job_id)
+                    if had_waited is None:
                         raise Conflict(f"job {job_id} is needed or at work again; look at it and ask again")
                     directory.rename(gone)
                     fsync_directory(settings.trash_dir)
@@ -169,8 +171,10 @@ def _carry_out(runtime: Runtime, plan: _Plan) -> None:
         raise Unavailable(f"job {job_id} was not deleted: {error}") from error
     runtime.snapshots.drop(job_id)
     try:
+        for other in had_waited:
+            runtime.snapshots.put(write_record(runtime, other))
         _empty(settings, gone)
-    except OSError as error:
+    except (OSError, Gone) as error:
         logger.error("%s cannot be removed, the next start tries again: %s", gone, error)
 
 

@@ -1,6 +1,6 @@
 """Forgetting a job for good."""
 
-from sqlalchemy import delete, select
+from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
 from server.db.models import DependencyTable, GpuLeaseTable, JobTable
@@ -29,15 +29,18 @@ def other_output_dirs(session: Session, job_id: str) -> dict[str, str]:
     return {row.output_dir: row.id for row in rows}
 
 
-def delete_job(session: Session, job_id: str) -> bool:
+def delete_job(session: Session, job_id: str) -> list[str] | None:
     """Remove a job with its attempts, events, checkpoints and labels; jobs that waited for it forget that.
 
     Returns:
-        False when it was left alone: it has not ended, or an unfinished job waits for it. True also when it is gone.
+        Ids of the ended jobs that had waited for it. None when it was left alone: it has not ended, or an unfinished job
+        waits for it.
     """
     state = session.scalar(select(JobTable.state).where(JobTable.id == job_id))
     if state is not None and (state not in FINAL_JOB or waiting_for(session, job_id)):
-        return False
+        return None
+    had_waited = list(session.scalars(select(DependencyTable.job_id).where(DependencyTable.needs_id == job_id)))
+    session.execute(update(JobTable).where(JobTable.id.in_(had_waited)).values(version=JobTable.version + 1))
     session.execute(delete(DependencyTable).where(DependencyTable.needs_id == job_id))
     session.execute(delete(JobTable).where(JobTable.id == job_id))
-    return True
+    return had_waited

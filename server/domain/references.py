@@ -40,22 +40,22 @@ def texts_of(value: Any, pointer: str = "") -> Iterator[tuple[str, str]]:
             yield from texts_of(one, f"{pointer}/{place}")
 
 
-def stages_named(value: Any) -> list[str]:
-    """The stages that references in a value name, each once, in order.
+def references_in(value: Any) -> list[tuple[str, str]]:
+    """Where each reference in a value stands, and the stage it names, in order.
 
     Raises:
         BadReference: one is not of the form ${stage.field}, or its field is unknown.
     """
-    found = []
-    for pointer, text in texts_of(value):
-        for match in _REFERENCE.finditer(text):
-            if match[1] is not None:
-                found.append(_parsed(pointer, match)[0])
-    return list(dict.fromkeys(found))
+    return [
+        (pointer, _parsed(pointer, match)[0])
+        for pointer, text in texts_of(value)
+        for match in _REFERENCE.finditer(text)
+        if match[1] is not None
+    ]
 
 
 def filled_in(value: Any, look_up: Callable[[str, str], str]) -> Any:
-    """The value with each reference, which `stages_named` has looked at, replaced by `look_up(stage, field)`."""
+    """The value with each reference, which `references_in` has looked at, replaced by `look_up(stage, field)`."""
     if isinstance(value, str):
         return _REFERENCE.sub(lambda match: "${" if match[1] is None else look_up(*_parsed("", match)), value)
     if isinstance(value, dict):

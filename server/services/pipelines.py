@@ -16,7 +16,7 @@ from server.domain.ids import is_job_id, new_job_id
 from server.domain.job import Job, PipelineRef
 from server.domain.listing import cursor_before
 from server.domain.policy import RetryPolicy
-from server.domain.references import BadReference, escape, filled_in, stages_named
+from server.domain.references import BadReference, escape, filled_in, references_in
 from server.domain.resources import BY_STAGE
 from server.domain.states import FINAL_JOB, LIVE_JOB, JobState
 from server.domain.view import JobRow, row_of, summary_of
@@ -229,18 +229,18 @@ class _Expansion:
         """The stages that one refers to."""
         pointer = f"/stages/{name}/params"
         try:
-            found = stages_named(self.params[name])
+            found = references_in(self.params[name])
         except BadReference as error:
             self.errors.append(FieldError(pointer + error.pointer, error.message))
             return []
-        for other in found:
+        for place, other in found:
             if other not in self.ids:
                 near = nearest(other, self.ids)
                 text = f"there is no stage {other!r} in this pipeline" + (f"; did you mean {near}?" if near else "")
-                self.errors.append(FieldError(pointer, text, near))
+                self.errors.append(FieldError(pointer + place, text, near))
             elif other == name:
-                self.errors.append(FieldError(pointer, f"{name} refers to itself"))
-        return found
+                self.errors.append(FieldError(pointer + place, f"{name} refers to itself"))
+        return list(dict.fromkeys(other for _, other in found))
 
     def _output_dir(self, name: str, above: tuple[str, ...]) -> str:
         """Where a stage will write; its own `output_dir` may refer to another one's."""

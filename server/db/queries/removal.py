@@ -33,8 +33,8 @@ def delete_job(session: Session, job_id: str) -> list[str] | None:
     """Remove a job with its attempts, events, checkpoints and labels; jobs that waited for it forget that.
 
     Returns:
-        Ids of the ended jobs that had waited for it. None when it was left alone: it has not ended, or an unfinished job
-        waits for it.
+        Ids of the ended jobs that had waited for it. None when it was left alone: it has not ended, or an unfinished
+        job waits for it.
     """
     state = session.scalar(select(JobTable.state).where(JobTable.id == job_id))
     if state is not None and (state not in FINAL_JOB or waiting_for(session, job_id)):

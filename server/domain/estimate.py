@@ -1,7 +1,8 @@
 """GPU memory of a stage, from sizes alone. Pure; whoever calls it has read the headers.
 
 T tokens of the longest row, K TTT steps, A aux states, H hidden, I intermediate, V verifier vocabulary, D draft
-vocabulary, nq / nkv heads of width hd. Everything is float32 unless said otherwise.
+vocabulary, nq / nkv heads of width hd. Everything is float32 unless said otherwise; autocast to bfloat16 keeps next to
+nothing less, as weights, softmax and logits stay float32 beside the copies.
 
     train     16 bytes a trained number: weight, gradient, two moments of AdamW
               embedding V x H as the verifier stores it; the verifier's head rows D x H
@@ -31,21 +32,18 @@ class Estimate:
     basis: str
 
 
-def kept_for_backward(config: DrafterConfig, tokens: int, ttt_steps: int, width: int = FLOAT32) -> int:
+def kept_for_backward(config: DrafterConfig, tokens: int, ttt_steps: int) -> int:
     """Bytes that one row's forward pass keeps, all its tokens counted.
 
     Args:
         config: of the drafter.
         tokens: T, of the row.
         ttt_steps: K.
-        width: bytes of a number in the matrix products: 4, or 2 under autocast, which keeps both.
     """
-    both = FLOAT32 if width == FLOAT32 else FLOAT32 + width
-    attention = config.num_attention_heads * tokens * both
     heads = (2 * config.num_attention_heads + 3 * config.num_key_value_heads) * config.head_dim
     streams = 12 * config.hidden_size + 4 * config.intermediate_size + heads
-    logits = 3 * config.draft_vocab_size * FLOAT32
-    return tokens * ttt_steps * (attention + streams * both + logits)
+    numbers = config.num_attention_heads * tokens + streams + 3 * config.draft_vocab_size
+    return tokens * ttt_steps * numbers * FLOAT32
 
 
 def train_memory(
@@ -66,7 +64,7 @@ def train_memory(
     fixed = trained * ADAMW_BYTES + embedding_bytes + head * FLOAT32 + (0 if params.train_head else head * FLOAT32)
     data = tokens * ((config.num_aux_states + 1) * size.hidden_size + 2 * size.draft_vocab_size) * FLOAT32
     passing = 3 * config.num_attention_heads * tokens * tokens * FLOAT32
-    kept = kept_for_backward(config, tokens, params.ttt_steps, DTYPE_BYTES[params.dtype])
+    kept = kept_for_backward(config, tokens, params.ttt_steps)
     total = fixed + data + passing + kept
     return Estimate(
         total,

@@ -45,7 +45,7 @@ class Artifact(BaseModel):
 
 
 class ArtifactList(BaseModel):
-    """By path. `truncated`: there are more than 10,000, the rest is left out."""
+    """By path. `truncated`: there are more than 10,000; the rest is left out, also of `total_bytes`."""
 
     output_dir: str
     artifacts: list[Artifact]

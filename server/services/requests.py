@@ -2,11 +2,27 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue
 
 from eagle3_core.contract.params import STAGES
 from server.domain.policy import RetryPolicy
 from server.domain.resources import BY_STAGE, Resources
+
+MAX_DEPTH = 32
+
+
+def _shallow(value: dict[str, Any]) -> dict[str, Any]:
+    """No parameter is a tree; one that is would end whoever walks through it, one call a level."""
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH):
+        inner = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
+        level = [one for several in inner for one in several]
+        if not level:
+            return value
+    raise ValueError(f"is nested more than {MAX_DEPTH} deep")
+
+
+Params = Annotated[dict[str, Any], AfterValidator(_shallow)]
 
 _STAGES: list[JsonValue] = [*sorted(STAGES)]
 
@@ -23,7 +39,7 @@ class JobRequest(BaseModel):
 
     name: NameText | None = None
     stage: str = Field(description="what kind of work", json_schema_extra={"enum": [*_STAGES]})
-    params: dict[str, Any] = Field(
+    params: Params = Field(
         description="the parameters of the stage",
         json_schema_extra={"anyOf": [params.model_json_schema() for params in STAGES.values()]},
     )
@@ -53,7 +69,7 @@ class StageDefaults(BaseModel):
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True)
 
-    params: dict[str, Any] = Field({}, description="each goes to the stages that know such a parameter")
+    params: Params = Field({}, description="each goes to the stages that know such a parameter")
     retry: RetryPolicy | None = None
     max_seconds: float | None = Field(None, gt=0, le=31_536_000)
     priority: int = Field(0, ge=-1000, le=1000)
@@ -69,7 +85,7 @@ class PipelineStage(BaseModel):
     stage: str | None = Field(
         None, description="default: what it is called", json_schema_extra={"enum": [*_STAGES, None]}
     )
-    params: dict[str, Any] = Field({}, description="the parameters of the stage")
+    params: Params = Field({}, description="the parameters of the stage")
     depends_on: list[NameText] = Field([], max_length=100, description="stages of this pipeline, or ids of jobs")
     labels: Labels = Field({}, max_length=32)
     retry: RetryPolicy | None = None

@@ -19,7 +19,7 @@ class Stats(BaseModel):
 
     jobs: dict[str, int] = Field(description="by state; every state is there")
     queue_length: int
-    oldest_queued_s: float | None = Field(description="seconds the job that waits longest has waited")
+    oldest_queued_s: float | None = Field(description="seconds since the oldest of them was submitted")
     days: float = Field(description="that `ended`, `reasons` and `gpu_hours` are of")
     ended: dict[str, int] = Field(description="jobs that ended in these days, by state")
     reasons: dict[str, int] = Field(description="of these, why they did not succeed")

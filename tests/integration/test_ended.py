@@ -162,6 +162,10 @@ def test_files_are_listed_and_fetched_whole_and_in_parts(shared, tmp_path):
     assert ask(daemon, "GET", path, Range="bytes=1-0").content == data
     # As it is: a digest of it must hold.
     assert ask(daemon, "GET", f"/jobs/{job['id']}/artifacts/report.json").text == '{"api_key": "abcdefgh12345678"}'
+    held = len(list(Path(f"/proc/{daemon.pid}/fd").iterdir()))
+    for _ in range(50):  # a directory is no file, and its descriptor is given back
+        assert ask(daemon, "GET", f"/jobs/{job['id']}/artifacts/sub%20dir").status_code == 404
+    assert len(list(Path(f"/proc/{daemon.pid}/fd").iterdir())) < held + 25
     for name in (
         "link",
         "pipe",

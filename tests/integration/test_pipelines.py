@@ -148,6 +148,19 @@ def test_what_is_no_document_is_refused(shared, text, status, words):
     assert words in str(error.problem)
 
 
+@pytest.mark.parametrize("depth", [100, 400, 700, 950, 5000])
+@pytest.mark.parametrize("path", ["/pipelines", "/jobs"])
+def test_nothing_is_nested_too_deeply_for_an_answer(shared, depth, path):
+    daemon, _ = shared
+    token = (daemon.state / "token").read_text().strip()
+    deep = "[" * depth + "]" * depth
+    job = f'{{"stage": "validate", "params": {{"checkpoint": {deep}}}}}'
+    body = job if path == "/jobs" else f'{{"name": "deep", "stages": {{"a": {job}}}}}'
+    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json", "Idempotency-Key": f"{depth}"}
+    answer = httpx.post(daemon.client.url + path, content=body, headers=headers, trust_env=False)
+    assert answer.status_code in (400, 422), answer.text
+
+
 def test_yaml_opens_no_door_for_other_origins(shared):
     daemon, _ = shared
     token = (daemon.state / "token").read_text().strip()

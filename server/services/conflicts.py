@@ -22,11 +22,11 @@ from eagle3_core.contract.store_files import INDEX, StoreIndex, read_index
 from eagle3_core.contract.verifier_files import (
     VerifierFiles,
     config_fingerprint,
-    read_verifier_files,
     tokenizer_fingerprint,
 )
 from eagle3_core.errors import Eagle3Error
 from server.errors import FieldError
+from server.services.models import read_verifier
 from server.services.paths import resolve
 
 MAX_INDEX_BYTES = 64 << 20
@@ -93,7 +93,7 @@ def find_conflicts(params: StageParams, pointer: str, makers: Makers) -> Finding
 def _verifier(path: str) -> VerifierFiles | None:
     """None where it is not there, or was found faulty before."""
     try:
-        return read_verifier_files(Path(path))
+        return read_verifier(Path(path))
     except (Eagle3Error, OSError):
         return None
 
@@ -171,9 +171,9 @@ def _train(params: TrainParams, makers: Makers, found: Findings) -> None:
 def _store(params: TrainParams, files: VerifierFiles, found: Findings) -> StoreIndex | None:
     directory = Path(params.data_dir)
     read: list[StoreIndex] = []
-    index_file = directory / INDEX
-    if index_file.is_file() and index_file.stat().st_size > MAX_INDEX_BYTES:
-        found.doubt("data_dir", "not_looked_at", f"{index_file} is too large to be looked at before the job runs")
+    if is_too_large(directory):
+        text = f"{directory / INDEX} is too large to be looked at before the job runs"
+        found.doubt("data_dir", "not_looked_at", text)
         return None
     if not found.check("data_dir", lambda: read.append(read_index(directory))):
         return None
@@ -189,6 +189,12 @@ def _store(params: TrainParams, files: VerifierFiles, found: Findings) -> StoreI
         pass  # said of the verifier
     _lengths(params, read[0], found)
     return read[0]
+
+
+def is_too_large(store: Path) -> bool:
+    """Whether the index of a store is left to the stage."""
+    index = store / INDEX
+    return index.is_file() and index.stat().st_size > MAX_INDEX_BYTES
 
 
 def _shards(directory: Path, index: StoreIndex, found: Findings) -> None:

@@ -14,17 +14,17 @@ from eagle3_core.contract.params import (
     TrainParams,
 )
 from eagle3_core.contract.prepared_files import load_manifest
-from eagle3_core.contract.store_files import read_index
-from eagle3_core.contract.verifier_files import VerifierFiles, read_verifier_files
-from eagle3_core.contract.weight_files import read_weight_files
+from eagle3_core.contract.store_files import StoreIndex, read_index
+from eagle3_core.contract.verifier_files import VerifierFiles
 from server.db.queries import listing
 from server.domain.estimate import Estimate, evaluate_memory, extract_memory, train_memory
 from server.domain.job import Job
 from server.domain.policy import RetryPolicy
 from server.domain.resources import Resources, gib
 from server.domain.space import checkpoint_bytes
-from server.services.conflicts import Doubt, row_lengths
+from server.services.conflicts import Doubt, is_too_large, row_lengths
 from server.services.drafts import Draft, Placed, draft_all, needs_of
+from server.services.models import count_numbers, read_verifier
 from server.services.paths import resolve
 from server.services.runtime import Runtime
 from server.services.sizes import drafter_of, need_of
@@ -156,7 +156,8 @@ class _Look:
         self._doubts: list[Doubt] = list(draft.doubts)
         self._files = self._verifier()
         self._numbers = 0 if self._files is None else _numbers(self._files.path)
-        self._lengths = _or_none(lambda: _row_lengths(self._params))
+        self._index = _or_none(lambda: _index_of(self._params))
+        self._lengths = _or_none(lambda: _row_lengths(self._params, self._index))
 
     def preflight(self) -> Preflight:
         """All of it."""
@@ -164,7 +165,7 @@ class _Look:
         return Preflight(
             paths=self._paths(),
             verifier=None if self._files is None else _shown_verifier(self._files, self._numbers),
-            data=_or_none(lambda: _shown_data(self._params)),
+            data=_or_none(lambda: _shown_data(self._params, self._index)),
             drafter=self._drafter(),
             space=self._space(),
             gpu_memory=memory,
@@ -177,7 +178,7 @@ class _Look:
 
     def _verifier(self) -> VerifierFiles | None:
         path = self._params.paths().get("verifier")
-        files = None if path is None else _or_none(lambda: read_verifier_files(Path(path[1])))
+        files = None if path is None else _or_none(lambda: read_verifier(Path(path[1])))
         for code, message in () if files is None else files.warnings:
             self._doubt("verifier", code, message)
         return files
@@ -293,13 +294,17 @@ def _work(params: ExtractParams | TrainParams, lengths: Sequence[int]) -> tuple[
     return tokens * share * params.epochs, f"{tokens:,} tokens x {share:g} to train on x {params.epochs} epochs"
 
 
-def _row_lengths(params: StageParams) -> list[int] | None:
-    match params:
-        case ExtractParams():
-            return row_lengths(Path(params.prepared_dir))
-        case TrainParams():
-            return [row.length for shard in read_index(Path(params.data_dir)).shards for row in shard.rows]
-    return None
+def _index_of(params: StageParams) -> StoreIndex | None:
+    """Of the store a training reads, where that is there and not too large."""
+    if not isinstance(params, TrainParams) or is_too_large(Path(params.data_dir)):
+        return None
+    return read_index(Path(params.data_dir))
+
+
+def _row_lengths(params: StageParams, index: StoreIndex | None) -> list[int] | None:
+    if index is not None:
+        return [row.length for shard in index.shards for row in shard.rows]
+    return row_lengths(Path(params.prepared_dir)) if isinstance(params, ExtractParams) else None
 
 
 def _with_planned_vocabulary(params: StageParams, makers: Mapping[Path, Draft]) -> StageParams:
@@ -316,8 +321,7 @@ def _with_planned_vocabulary(params: StageParams, makers: Mapping[Path, Draft]) 
 
 def _numbers(path: Path) -> int:
     """How many numbers a model directory holds; 0 where it cannot be read."""
-    found = _or_none(lambda: read_weight_files(path).tensors)
-    return 0 if found is None else sum(located.info.count for located in found.values())
+    return _or_none(lambda: count_numbers(path)) or 0
 
 
 def _shown_verifier(files: VerifierFiles, numbers: int) -> dict[str, Any]:
@@ -337,7 +341,7 @@ def _shown_verifier(files: VerifierFiles, numbers: int) -> dict[str, Any]:
     return {"path": str(files.path), "architectures": list(files.architectures), "numbers": numbers, **shown}
 
 
-def _shown_data(params: StageParams) -> dict[str, Any] | None:
+def _shown_data(params: StageParams, index: StoreIndex | None) -> dict[str, Any] | None:
     """What is there of the data a job reads."""
     match params:
         case PrepareParams():
@@ -353,8 +357,7 @@ def _shown_data(params: StageParams) -> dict[str, Any] | None:
                 "draft_vocab_size": manifest.draft_vocab_size,
                 "vocab_coverage": manifest.vocab_coverage,
             }
-        case TrainParams():
-            index = read_index(Path(params.data_dir))
+        case TrainParams() if index is not None:
             lengths = [row.length for shard in index.shards for row in shard.rows]
             return {
                 "rows": len(lengths),

@@ -11,6 +11,7 @@ from typing import Any, get_args
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
+from fastapi.routing import APIRoute
 from pydantic import BaseModel, Field
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -142,7 +143,8 @@ def _field_error(request: Request, fault: Mapping[str, Any]) -> FieldError:
 
 def _body_model(request: Request) -> type[BaseModel] | None:
     """What the body of a route has to be, besides absent."""
-    field = getattr(request.scope.get("route"), "body_field", None)
+    route = request.scope.get("route")
+    field = route.body_field if isinstance(route, APIRoute) else None
     members = () if field is None else (field.field_info.annotation, *get_args(field.field_info.annotation))
     return next((one for one in members if isinstance(one, type) and issubclass(one, BaseModel)), None)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from fastapi import Request, Response
 from fastapi.dependencies.utils import get_flat_params
-from fastapi.params import ParamTypes
+from fastapi.params import Query as QueryParam
 from fastapi.routing import APIRoute
 
 from server.domain.words import nearest
@@ -19,9 +19,7 @@ class KnownQuery(APIRoute):
         """The handler, behind the check."""
         handle = super().get_route_handler()
         known = sorted(
-            field.alias
-            for field in get_flat_params(self.dependant)
-            if getattr(field.field_info, "in_", None) is ParamTypes.query
+            field.alias for field in get_flat_params(self.dependant) if isinstance(field.field_info, QueryParam)
         )
 
         async def checked(request: Request) -> Response:

@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STATE  ?=
 
-.PHONY: setup check test gpu interop slow chaos bench-api bench-idle bench-train serve demo clean
+.PHONY: setup check test gpu interop slow chaos bench-api bench-idle bench-train openapi serve demo clean
 .DEFAULT_GOAL := test
 
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -44,6 +44,9 @@ bench-api: setup  ## asking for one job, here and of Ray's job server; waiters; 
 
 bench-idle: setup  ## what the daemon takes idle and with 20 running jobs; the last line is JSON
 	$(BIN)/python -m benchmarks.idle
+
+openapi: setup  ## write docs/openapi.json from the routes
+	$(BIN)/eyas openapi > docs/openapi.json
 
 serve: setup  ## start the daemon: make serve STATE=DIR
 	$(BIN)/eyas serve $(if $(STATE),--state $(STATE))

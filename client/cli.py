@@ -2,15 +2,14 @@
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from client.access import audit_line, plain, token_line
-from client.http import ApiError, EyasClient, Unreachable
+from client.console import Json, State, connected, fail, show_json
+from client.outcomes import register, show_dry_run, show_pipeline
 from eagle3_core.contract.durations import parse_duration
 
 app = typer.Typer(
@@ -24,36 +23,10 @@ app.add_typer(checkpoint_app, name="checkpoint")
 token_app = typer.Typer(help="Tokens besides the owner's.", no_args_is_help=True)
 app.add_typer(token_app, name="token")
 
+register(app)
+
 TIME_OVER = 124
 """Exit status when a wait was not met in time, as that of timeout(1)."""
-
-State = Annotated[Path | None, typer.Option("--state", help="state directory of the daemon")]
-Json = Annotated[bool, typer.Option("--json", help="print the answer as JSON")]
-
-
-@contextmanager
-def connected(state: Path | None) -> Iterator[EyasClient]:
-    """A client; refusals and a missing daemon end the command with a clear text."""
-    try:
-        with EyasClient.of_environment(state) as client:
-            yield client
-    except Unreachable as error:
-        raise fail(str(error)) from None
-    except ApiError as error:
-        for field in error.fields:
-            typer.echo(f"{field['pointer'] or '/'}: {field['message']}", err=True)
-        raise fail(str(error) if not error.fields else str(error.problem.get("title"))) from None
-
-
-def fail(message: str) -> typer.Exit:
-    """Print an error; returns what to raise."""
-    typer.echo(f"eyas: {message}", err=True)
-    return typer.Exit(1)
-
-
-def show_json(value: Any) -> None:
-    """Print a value as indented JSON."""
-    typer.echo(json.dumps(value, indent=1, ensure_ascii=False))
 
 
 @app.command()
@@ -85,17 +58,29 @@ def serve(
 
 @app.command()
 def submit(
-    file: Annotated[Path, typer.Argument(help="a job or a chain as JSON; - reads standard input")],
+    file: Annotated[Path, typer.Argument(help="a job, chain or pipeline; JSON, a pipeline also YAML; - reads stdin")],
     state: State = None,
     as_json: Json = False,
     key: Annotated[str | None, typer.Option(help="repeating the command with it stores nothing twice")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="store nothing; show what would be stored")] = False,
 ) -> None:
-    """Submit a job or a chain of jobs."""
-    try:
-        request = json.loads(sys.stdin.read() if str(file) == "-" else file.read_text())
-    except (OSError, ValueError) as error:
-        raise fail(f"{file}: {error}") from None
+    """Submit a job, a chain of jobs or a pipeline."""
+    request = _read_request(file)
     with connected(state) as client:
+        if dry_run:
+            answer = client.dry_run(request)
+            if as_json:
+                show_json(answer)
+            else:
+                show_dry_run(answer)
+            return
+        if isinstance(request, bytes) or "stages" in request:
+            pipeline = client.submit_pipeline(request, key)
+            if as_json:
+                show_json(pipeline)
+            else:
+                show_pipeline(pipeline)
+            return
         jobs = client.submit(request, key)
     if as_json:
         show_json({"jobs": jobs})
@@ -104,15 +89,47 @@ def submit(
         typer.echo(f"{job['id']}  {job['name']}  {job['state']}")
 
 
+def _read_request(file: Path) -> dict[str, Any] | bytes:
+    """JSON as what it stands for; YAML, which the daemon reads, as its bytes."""
+    try:
+        data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+        if file.suffix in (".yaml", ".yml"):
+            return data
+        request = json.loads(data)
+    except (OSError, ValueError) as error:
+        raise fail(f"{file}: {error}") from None
+    if not isinstance(request, dict):
+        raise fail(f"{file}: not an object")
+    return request
+
+
 @app.command()
-def jobs(state: State = None, limit: int = 20, as_json: Json = False) -> None:
+def jobs(
+    state_dir: State = None,
+    limit: int = 20,
+    as_json: Json = False,
+    in_state: Annotated[list[str] | None, typer.Option("--in", help="in this state; can be repeated")] = None,
+    stage: Annotated[list[str] | None, typer.Option(help="of this stage; can be repeated")] = None,
+    name: Annotated[list[str] | None, typer.Option(help="of this name; can be repeated")] = None,
+    label: Annotated[list[str] | None, typer.Option(help="with key=value, or with the key; can be repeated")] = None,
+    since: Annotated[str | None, typer.Option(help="submitted then or later, such as 2026-05-01T12:00:00Z")] = None,
+    pipeline: Annotated[str | None, typer.Option(help="of this pipeline")] = None,
+) -> None:
     """List the newest jobs, newest first."""
-    with connected(state) as client:
-        found = client.jobs(limit)
+    with connected(state_dir) as client:
+        page = client.job_page(
+            limit,
+            state=in_state or (),
+            stage=stage or (),
+            name=name or (),
+            label=label or (),
+            since=since,
+            pipeline=pipeline,
+        )
     if as_json:
-        show_json({"jobs": found})
+        show_json(page)
         return
-    for job in found:
+    for job in page["jobs"]:
         typer.echo(plain(f"{job['id']}  {job['name']:<20}  {job['stage']:<9}  {job['summary']}"))
 
 
@@ -294,6 +311,15 @@ def stages() -> None:
     from client.stages import markdown
 
     typer.echo(markdown(), nl=False)
+
+
+@app.command()
+def openapi() -> None:
+    """Print the OpenAPI document of the daemon's API."""
+    from server.api.openapi import text_of
+    from server.app import routed
+
+    typer.echo(text_of(routed()), nl=False)
 
 
 @app.command()

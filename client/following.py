@@ -27,7 +27,10 @@ class ServerSentEvent(NamedTuple):
 
 def worth_repeating(error: BaseException) -> bool:
     """Whether the same request may succeed in a moment: no answer came, or the daemon or a proxy is not up."""
-    return isinstance(error, Unreachable) or (isinstance(error, ApiError) and error.status in (429, 502, 503, 504))
+    if isinstance(error, ApiError):
+        in_flight = str(error.problem.get("type")).endswith(":request-in-flight")
+        return in_flight or error.status in (429, 502, 503, 504)
+    return isinstance(error, Unreachable)
 
 
 def again(ask: Callable[[], T], patience_s: float, between: Callable[[], None]) -> T:

@@ -13,19 +13,32 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar, cast
-from urllib.parse import urlencode
+from typing import Any, BinaryIO, Self, TypeVar, cast
+from urllib.parse import quote, urlencode
 
 import httpx
 
 from client.errors import ApiError as ApiError
 from client.errors import Unreachable as Unreachable
 from client.following import FIRST_PAUSE_S, ServerSentEvent, again, parse_stream
-from client.views import ENDED, JobRow, JobView, LogPart, SubmittedJob, Waited
+from client.views import (
+    ENDED,
+    AttemptRow,
+    JobPage,
+    JobRow,
+    JobView,
+    LogPart,
+    Pipeline,
+    Removal,
+    SubmittedJob,
+    Waited,
+)
 
 DEFAULT_STATE = Path("~/.local/state/eyas")
 WAIT_S = 50.0
 """Seconds of one long poll: many proxies cut a connection that says nothing for a minute."""
+
+Body = dict[str, Any] | bytes | None
 
 SILENT_S = 60.0
 """Seconds after which a stream without even a heartbeat counts as broken."""
@@ -94,16 +107,62 @@ class EyasClient:
 
     def submit(self, request: dict[str, Any], key: str | None = None) -> list[SubmittedJob]:
         """Store a job, or a chain {"jobs": [...]}; with a `key` it is stored once, and sent until it is answered."""
-        if key is None:
-            answer = self._send("POST", "/jobs", request)
-        else:
-            keyed = partial(self._send, "POST", "/jobs", request, {"Idempotency-Key": key})
-            answer = self._again(keyed, SUBMIT_S)
-        return cast("list[SubmittedJob]", answer.json()["jobs"])
+        return cast("list[SubmittedJob]", self._keyed("/jobs", request, key)["jobs"])
 
-    def jobs(self, limit: int = 100) -> list[JobRow]:
-        """The newest jobs, newest first."""
-        return cast("list[JobRow]", self._json("GET", f"/jobs?limit={limit}")["jobs"])
+    def dry_run(self, request: dict[str, Any] | bytes) -> dict[str, Any]:
+        """What a job, a chain or a pipeline (a dict with "stages", or YAML) would become; nothing is stored."""
+        pipeline = isinstance(request, bytes) or "stages" in request
+        return self._json("POST", f"/{'pipelines' if pipeline else 'jobs'}?dry_run=true", request)
+
+    def submit_pipeline(self, document: dict[str, Any] | bytes, key: str | None = None) -> Pipeline:
+        """Store a whole chain, from a dict or YAML; with a `key` it may be repeated and is stored once."""
+        return cast("Pipeline", self._keyed("/pipelines", document, key))
+
+    def pipeline(self, pipeline_id: str) -> Pipeline:
+        """A pipeline with its jobs."""
+        return cast("Pipeline", self._json("GET", f"/pipelines/{pipeline_id}"))
+
+    def pipelines(self, limit: int = 20, cursor: str | None = None) -> dict[str, Any]:
+        """Pipelines, newest first: {"pipelines", "next_cursor"}."""
+        return self._json("GET", f"/pipelines?{_query(limit=limit, cursor=cursor)}")
+
+    def cancel_pipeline(self, pipeline_id: str, grace_s: float | None = None, checkpoint: bool = True) -> Pipeline:
+        """Have every job of a pipeline stopped that has not ended."""
+        body = {"grace_s": grace_s, "checkpoint": checkpoint}
+        return cast("Pipeline", self._json("POST", f"/pipelines/{pipeline_id}/cancel", body))
+
+    def jobs(self, limit: int = 100, **wanted: Any) -> list[JobRow]:
+        """The newest jobs that are meant, newest first; `wanted` as of `job_page`."""
+        return self.job_page(limit, **wanted)["jobs"]
+
+    def job_page(
+        self,
+        limit: int = 100,
+        cursor: str | None = None,
+        *,
+        state: Sequence[str] = (),
+        stage: Sequence[str] = (),
+        name: Sequence[str] = (),
+        label: Sequence[str] = (),
+        since: str | None = None,
+        pipeline: str | None = None,
+    ) -> JobPage:
+        """A page of jobs, newest first.
+
+        Args:
+            limit: jobs on it.
+            cursor: `next_cursor` of the page before.
+            state: any of these, as the next two.
+            stage: kind of work.
+            name: as it was submitted.
+            label: `key=value`, or `key` for any value; several keys must all hold.
+            since: submitted then or later, RFC 3339.
+            pipeline: id of the pipeline they were submitted with.
+        """
+        asked = _query(
+            limit=limit, cursor=cursor, state=state, stage=stage, name=name, label=label, since=since, pipeline=pipeline
+        )
+        return cast("JobPage", self._json("GET", f"/jobs?{asked}"))
 
     def job(self, job_id: str) -> JobView:
         """Everything about one job."""
@@ -236,6 +295,46 @@ class EyasClient:
         """Checkpoints with their verdicts, oldest first."""
         return cast("list[dict[str, Any]]", self._json("GET", f"/jobs/{job_id}/checkpoints")["checkpoints"])
 
+    def attempts(self, job_id: str) -> list[AttemptRow]:
+        """Each process life of a job with its end, oldest first."""
+        return cast("list[AttemptRow]", self._json("GET", f"/jobs/{job_id}/attempts")["attempts"])
+
+    def artifacts(self, job_id: str) -> dict[str, Any]:
+        """The files in a job's output directory: {"output_dir", "artifacts", "total_bytes", "truncated"}."""
+        return self._json("GET", f"/jobs/{job_id}/artifacts")
+
+    def download(self, job_id: str, path: str, to: BinaryIO) -> int:
+        """Write a file of the output directory to `to`, a part at a time; returns its size in bytes.
+
+        Raises:
+            ApiError: the daemon refused.
+            Unreachable: the connection broke before the end.
+        """
+        size = 0
+        try:
+            with self._http.stream("GET", f"/jobs/{job_id}/artifacts/{quote(path)}") as answer:
+                if not answer.is_success:
+                    answer.read()
+                    raise _refusal(answer)
+                for part in answer.iter_bytes():
+                    size += to.write(part)
+        except httpx.TransportError as error:
+            raise Unreachable(f"{self.url} does not answer: {error}") from error
+        return size
+
+    def retry(self, job_id: str) -> dict[str, Any]:
+        """Give a job that failed or was cancelled another attempt."""
+        return self._json("POST", f"/jobs/{job_id}/retry")
+
+    def delete(self, job_id: str, outputs: bool = False, confirm: str | None = None) -> Removal:
+        """What deleting an ended job would remove; with the `confirm` of that answer, it is removed."""
+        asked = _query(outputs="true" if outputs else "false", confirm=confirm)
+        return cast("Removal", self._json("DELETE", f"/jobs/{job_id}?{asked}"))
+
+    def stats(self, days: float = 7.0) -> dict[str, Any]:
+        """All jobs in numbers."""
+        return self._json("GET", f"/stats?days={days}")
+
     def cancel(self, job_id: str, grace_s: float | None = None, checkpoint: bool = True) -> dict[str, Any]:
         """Have a job stopped; a training saves first unless `checkpoint` is false."""
         return self._json("POST", f"/jobs/{job_id}/cancel", {"grace_s": grace_s, "checkpoint": checkpoint})
@@ -280,8 +379,16 @@ class EyasClient:
         """Whether the daemon works."""
         return self._json("GET", "/healthz")
 
-    def _json(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    def _json(self, method: str, path: str, body: Body = None) -> dict[str, Any]:
         return cast("dict[str, Any]", self._send(method, path, body).json())
+
+    def _keyed(self, path: str, body: dict[str, Any] | bytes, key: str | None) -> dict[str, Any]:
+        """Post; with a key until it is answered."""
+        if key is None:
+            answer = self._send("POST", path, body)
+        else:
+            answer = self._again(partial(self._send, "POST", path, body, {"Idempotency-Key": key}), SUBMIT_S)
+        return cast("dict[str, Any]", answer.json())
 
     def _again(self, ask: Callable[[], T], patience_s: float | None = None) -> T:
         return again(ask, self._patience_s if patience_s is None else patience_s, self._look_again)
@@ -303,17 +410,20 @@ class EyasClient:
         self,
         method: str,
         path: str,
-        body: dict[str, Any] | None = None,
+        body: Body = None,
         headers: dict[str, str] | None = None,
         waits_s: float = 0.0,
     ) -> httpx.Response:
-        """Ask.
+        """Ask; a body that is bytes is YAML.
 
         Raises:
             ApiError: the daemon refused.
             Unreachable: nobody listens, or the connection broke.
         """
         timeout = self._timeout_s + waits_s
+        if isinstance(body, bytes):
+            yaml = {**(headers or {}), "Content-Type": "application/yaml"}
+            return self._checked(lambda: self._http.request(method, path, content=body, headers=yaml, timeout=timeout))
         return self._checked(lambda: self._http.request(method, path, json=body, headers=headers, timeout=timeout))
 
     def _checked(self, send: Callable[[], httpx.Response]) -> httpx.Response:
@@ -324,11 +434,20 @@ class EyasClient:
             answer.read()
         except httpx.TransportError as error:
             raise Unreachable(f"{self.url} does not answer: {error}") from error
-        try:
-            problem = answer.json()
-        except ValueError:
-            problem = {"detail": answer.text[:500]}
-        raise ApiError(answer.status_code, problem)
+        raise _refusal(answer)
+
+
+def _refusal(answer: httpx.Response) -> ApiError:
+    try:
+        problem = answer.json()
+    except ValueError:
+        problem = {"detail": answer.text[:500]}
+    return ApiError(answer.status_code, problem)
+
+
+def _query(**asked: str | float | Sequence[str] | None) -> str:
+    """Parameters that are not None, those with several values repeated."""
+    return urlencode({name: value for name, value in asked.items() if value is not None}, doseq=True)
 
 
 def _http_client(url: str, token: str, timeout_s: float) -> httpx.Client:

@@ -32,6 +32,8 @@ class JobRow(TypedDict):
     health: str | None
     waiting: str | None
     priority: int
+    labels: dict[str, str]
+    pipeline: dict[str, str] | None
     resources: dict[str, Any]
     gpus: list[dict[str, Any]]
     phase: str | None
@@ -75,6 +77,56 @@ class JobView(JobRow):
     last_seq: int
     last_event_at: str | None
     version: int
+
+
+class JobPage(TypedDict):
+    """A page of the list."""
+
+    jobs: list[JobRow]
+    next_cursor: str | None
+
+
+class AttemptRow(TypedDict):
+    """One process life; see docs/api.md for the fields."""
+
+    number: int
+    state: str
+    reason: str | None
+    cause: str | None
+    stop_for: str | None
+    created_at: str
+    started_at: str | None
+    stop_asked_at: str | None
+    ended_at: str | None
+    gpus: list[dict[str, Any]]
+    exit: dict[str, Any] | None
+    log_bytes: int | None
+
+
+class Removal(TypedDict):
+    """What deleting a job removes, or has removed."""
+
+    id: str
+    deleted: bool
+    paths: list[str]
+    kept: list[str]
+    bytes: int
+    confirm: str | None
+
+
+class Pipeline(TypedDict):
+    """A pipeline; its state follows from its jobs."""
+
+    id: str
+    name: str
+    state: str
+    jobs_total: int
+    jobs_done: int
+    summary: str
+    created_at: str
+    started_at: str | None
+    ended_at: str | None
+    jobs: list[JobRow]
 
 
 class LogPart(NamedTuple):

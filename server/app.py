@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from ipaddress import ip_address
 from typing import Any
 
@@ -18,9 +18,22 @@ import uvicorn
 from fastapi import FastAPI
 
 from eagle3_core.contract.jobdir import read_json, write_json
-from server.api import admin, hardware, jobs, logs, pages, problems, streams, waiting
+from server.api import (
+    admin,
+    daemon,
+    hardware,
+    jobs,
+    logs,
+    outcomes,
+    pages,
+    pipelines,
+    problems,
+    streams,
+    waiting,
+)
 from server.api.access import AccessControl
 from server.api.context import AppContext
+from server.api.openapi import DescribedApp
 from server.db.engine import Database
 from server.db.migrate import upgrade
 from server.domain.redaction import MIN_VALUE, Redactor
@@ -28,6 +41,7 @@ from server.errors import StartupError, Unavailable
 from server.services.auth import Gate, read_or_make_token
 from server.services.rebuild import refuse_lost_database
 from server.services.reconciler import Reconciler
+from server.services.removal import finish_removals
 from server.services.runtime import Runtime
 from server.services.waiters import Waiters
 from server.settings import Settings, secret_values, unknown_variables, unprotected_variables
@@ -40,13 +54,43 @@ from server.system.memory import share_arenas
 
 logger = logging.getLogger(__name__)
 
-ROUTERS = (jobs.router, logs.router, streams.router, hardware.router, pages.router, admin.router)
+ROUTERS = (
+    jobs.router,
+    logs.router,
+    streams.router,
+    outcomes.router,
+    pipelines.router,
+    hardware.router,
+    daemon.router,
+    pages.router,
+    admin.router,
+)
 
 READY: frozenset[Any] = frozenset(
-    {jobs.get_job, logs.get_log, streams.stream_events, streams.stream_log, admin.post_token}
+    {
+        jobs.get_job,
+        logs.get_log,
+        streams.stream_events,
+        streams.stream_log,
+        outcomes.get_artifact,
+        admin.post_token,
+    }
 )
-"""Endpoints whose answers need no redaction: jobs are kept ready without secrets, logs and events are read so, and the
-secret of a new token is meant to be told."""
+"""Endpoints whose answers need no redaction: jobs are kept ready without secrets, logs and events are read so,
+artifacts are what the work needs, byte for byte, and the secret of a new token is meant to be told."""
+
+
+Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
+
+
+def routed(lifespan: Lifespan | None = None) -> DescribedApp:
+    """The routes alone, which are all its description follows from."""
+    app = DescribedApp(
+        title="Eyas", version=pages.VERSION, docs_url=None, redoc_url=None, lifespan=lifespan, redirect_slashes=False
+    )
+    for router in ROUTERS:
+        app.include_router(router)
+    return app
 
 
 def build_app(runtime: Runtime, gate: Gate, on_death: Callable[[], None], port: int) -> FastAPI:
@@ -68,14 +112,10 @@ def build_app(runtime: Runtime, gate: Gate, on_death: Callable[[], None], port: 
             runtime.hardware.stop()
             runtime.background.stop()
 
-    app = FastAPI(
-        title="Eyas", version=pages.VERSION, docs_url=None, redoc_url=None, lifespan=lifespan, redirect_slashes=False
-    )
+    app = routed(lifespan)
     # Cookies do not know ports: two daemons on one host must not overwrite each other's.
     cookie_name = f"eyas_session_{port}"
     app.state.context = AppContext(runtime, gate, loop, cookie_name)
-    for router in ROUTERS:
-        app.include_router(router)
     problems.install(app)
     waiting.install(app)
     hosts = frozenset(name.lower() for name in (runtime.settings.host, *runtime.settings.allowed_hosts))
@@ -110,6 +150,7 @@ def serve(settings: Settings) -> None:
         try:
             upgrade(database.engine)
             settings.jobs_dir.mkdir(exist_ok=True)
+            finish_removals(settings, database)
             refuse_lost_database(settings, database)
             _run(settings, database, listener)
         finally:

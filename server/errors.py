@@ -1,16 +1,20 @@
 """Errors of the daemon.
 
 ServiceError                what a client is told, as problem+json
+|- BadRequest         400   what is no HTTP
+|- Unreadable         400   the body is no JSON, or no YAML
 |- Unauthorized       401
 |- TooManyFailures    429   an address that has failed to sign in too often
 |- Forbidden          403   outside the roots, a foreign Host or Origin, a scope that does not reach
 |- NotFound           404
+|- MethodNotAllowed   405
 |- Conflict           409
+|  |- RequestInFlight 409 another request with the same Idempotency-Key is at work
 |- TooLarge           413
 |- NotJson            415
+|- RangeNotSatisfiable 416
 |- Invalid            422   with one entry per field
 |- KeyReused          422   an Idempotency-Key that came with another body before
-|- RangeNotSatisfiable 416   bytes that are not there
 `- Unavailable        503   the database cannot be used at the moment
    |- InsufficientStorage 507   the disk is full, or what was asked for would not fit on it
    `- Stopping        503   the daemon is being stopped
@@ -49,6 +53,22 @@ class ServiceError(Exception):
         self.errors = tuple(errors)
 
 
+class BadRequest(ServiceError):
+    """What is no HTTP."""
+
+    status = 400
+    kind = "bad-request"
+    title = "Bad Request"
+
+
+class Unreadable(ServiceError):
+    """The body is not what it was announced as."""
+
+    status = 400
+    kind = "not-json"
+    title = "The body cannot be read"
+
+
 class Unauthorized(ServiceError):
     """No token, no session, or a wrong one."""
 
@@ -83,12 +103,28 @@ class NotFound(ServiceError):
     title = "Not found"
 
 
+class MethodNotAllowed(ServiceError):
+    """The route knows other methods."""
+
+    status = 405
+    kind = "method-not-allowed"
+    title = "Method not allowed"
+
+
 class Conflict(ServiceError):
     """The request contradicts the present state."""
 
     status = 409
     kind = "conflict"
     title = "Conflict"
+
+
+class RequestInFlight(Conflict):
+    """Another request with the same Idempotency-Key is being carried out."""
+
+    kind = "request-in-flight"
+    title = "The same request is being carried out"
+    headers: Mapping[str, str] = {"Retry-After": "1"}
 
 
 class TooLarge(ServiceError):
@@ -104,7 +140,19 @@ class NotJson(ServiceError):
 
     status = 415
     kind = "not-json"
-    title = "Content-Type must be application/json"
+    title = "Content-Type must be application/json, or application/yaml for a pipeline"
+
+
+class RangeNotSatisfiable(ServiceError):
+    """The part of a file or log that was asked for lies behind its end."""
+
+    status = 416
+    kind = "range-not-satisfiable"
+    title = "No such part of the file"
+
+    def __init__(self, detail: str, size: int) -> None:
+        super().__init__(detail)
+        self.headers = {"Content-Range": f"bytes */{size}"}
 
 
 class Invalid(ServiceError):
@@ -150,18 +198,6 @@ class Stopping(Unavailable):
     """The daemon is being stopped; whoever waited asks again."""
 
     headers = MappingProxyType({"Retry-After": "1"})
-
-
-class RangeNotSatisfiable(ServiceError):
-    """Bytes of a log that are not there."""
-
-    status = 416
-    kind = "range-not-satisfiable"
-    title = "Range not satisfiable"
-
-    def __init__(self, detail: str, size: int) -> None:
-        super().__init__(detail)
-        self.headers = {"Content-Range": f"bytes */{size}"}
 
 
 class StartupError(Exception):

@@ -106,6 +106,11 @@ class Settings(BaseSettings):
         return self.state / "jobs"
 
     @property
+    def trash_dir(self) -> Path:
+        """Where the directories of deleted jobs are until all of them is removed."""
+        return self.state / "trash"
+
+    @property
     def database(self) -> Path:
         """The index of the job directories."""
         return self.state / "eyas.db"

@@ -7,7 +7,6 @@ time. The checks stand in judge_files (completeness, digests), judge_tensors (na
 
 from pathlib import Path
 
-from eagle3_core.checkpoint.config import DrafterSource, describe_drafter
 from eagle3_core.checkpoint.findings import Finding, Report, Verdict
 from eagle3_core.checkpoint.judge_files import add_unreadable, check_files
 from eagle3_core.checkpoint.judge_map import check_map
@@ -20,6 +19,7 @@ from eagle3_core.checkpoint.judge_others import (
 from eagle3_core.checkpoint.judge_state import check_state
 from eagle3_core.checkpoint.judge_tensors import check_config, check_names, check_values
 from eagle3_core.checkpoint.weights import RUNTIME_STATE, DrafterWeights, open_drafter_weights
+from eagle3_core.contract.drafter_files import DrafterSource, describe_drafter
 from eagle3_core.errors import BadInput, CheckpointError, NotADrafter, UnreadableFile
 
 __all__ = ["Finding", "Verdict", "judge"]

@@ -7,9 +7,9 @@ Source: facts of the format as vLLM, SGLang and speculators read it: all three a
 import torch
 from torch import Tensor
 
-from eagle3_core.checkpoint.config import DrafterSource
 from eagle3_core.checkpoint.findings import Report
 from eagle3_core.checkpoint.weights import DrafterWeights, Entry
+from eagle3_core.contract.drafter_files import DrafterSource
 
 
 def check_map(report: Report, source: DrafterSource, weights: DrafterWeights, sound: set[str]) -> None:

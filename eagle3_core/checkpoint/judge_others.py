@@ -5,9 +5,9 @@ from pathlib import Path
 
 import torch
 
-from eagle3_core.checkpoint.config import DrafterSource
 from eagle3_core.checkpoint.findings import Report
 from eagle3_core.checkpoint.weights import DrafterWeights, Entry, open_drafter_weights
+from eagle3_core.contract.drafter_files import DrafterSource
 from eagle3_core.contract.tensor_names import EMBEDDING
 from eagle3_core.contract.verifier_config import read_verifier_config
 from eagle3_core.contract.verifier_files import find_tensor

@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from eagle3_core.checkpoint.config import DrafterSource
 from eagle3_core.checkpoint.findings import Report
 from eagle3_core.checkpoint.judge_files import add_unreadable
 from eagle3_core.checkpoint.weights import DrafterWeights, Entry
 from eagle3_core.contract.drafter_config import DrafterConfig, expected_tensors
+from eagle3_core.contract.drafter_files import DrafterSource
 from eagle3_core.errors import UnreadableFile
 
 EXTREME = 1e5

@@ -15,6 +15,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    Strict,
     WithJsonSchema,
     field_validator,
     model_validator,
@@ -36,6 +37,7 @@ class PathRole:
 InputPath = Annotated[str, PathRole("input"), Field(min_length=1, max_length=4096)]
 OutputPath = Annotated[str, PathRole("output"), Field(min_length=1, max_length=4096)]
 WatchPath = Annotated[str, PathRole("watch"), Field(min_length=1, max_length=4096)]
+LayerIds = Annotated[tuple[int, ...], Strict(False), Field(min_length=1)]
 Device = Annotated[
     str,
     Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto: the first GPU, else the CPU"),
@@ -45,7 +47,8 @@ Device = Annotated[
 class StageParams(BaseModel):
     """Base: immutable, and a field nobody knows is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    # Strict: true is no number and "5" is a text. A list may stand for a tuple, as JSON knows nothing else.
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
 
     stage: ClassVar[str]
 
@@ -105,8 +108,8 @@ class ExtractParams(VerifierParams):
     verifier: InputPath = Field(description="verifier directory in Hugging Face format")
     prepared_dir: InputPath = Field(description="output directory of a prepare job")
     output_dir: OutputPath | None = Field(None, description="default: the job's own artifacts directory")
-    aux_layer_ids: tuple[int, ...] | None = Field(
-        None, min_length=1, description="id k is the state entering layer k; default [2, N//2, N-3]"
+    aux_layer_ids: LayerIds | None = Field(
+        None, description="id k is the state entering layer k; default [2, N//2, N-3]"
     )
     batch_tokens: int = Field(4096, ge=1, description="tokens per forward pass, padding included")
     shard_mb: int = Field(256, ge=1, description="MB per shard file, about")
@@ -138,7 +141,7 @@ class TrainParams(StageParams):
         False,
         description="train although this request or the store contradicts `finetune_from`; recorded in the checkpoint",
     )
-    aux_layer_ids: tuple[int, ...] | None = Field(None, min_length=1, description="default: the store's")
+    aux_layer_ids: LayerIds | None = Field(None, description="default: the store's")
     norm_before_residual: bool | None = Field(None, description="default: the source's, else false")
     norm_before_fc: bool | None = Field(None, description="default: the source's, else false")
     fc_norm: bool | None = Field(None, description="default: the source's, else false")
@@ -327,7 +330,7 @@ class ExternalParams(WatchedParams):
 
     stage: ClassVar[str] = "external"
 
-    argv: tuple[Annotated[str, Field(max_length=65_536)], ...] = Field(
+    argv: Annotated[tuple[Annotated[str, Field(max_length=65_536)], ...], Strict(False)] = Field(
         min_length=1,
         max_length=1000,
         description="program (absolute path, named in EYAS_EXTERNAL_PROGRAMS) and its arguments",
@@ -336,7 +339,7 @@ class ExternalParams(WatchedParams):
         None, description="the program finds it in EYAS_OUTPUT_DIR; default: the job's own artifacts directory"
     )
     working_dir: InputPath | None = Field(None, description="directory it is started in; default: the output directory")
-    expect_outputs: tuple[str, ...] = Field(
+    expect_outputs: Annotated[tuple[str, ...], Strict(False)] = Field(
         (), max_length=1000, description="paths in the output directory that must be there when it ends"
     )
     watch: WatchPath | None = Field(

@@ -6,38 +6,17 @@
 """
 
 from pathlib import Path
-from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors.torch import load_file, save
 
 from eagle3_core.contract.headers import read_header
 from eagle3_core.contract.jobdir import write_whole
+from eagle3_core.contract.prepared_files import MANIFEST, PreparedManifest, load_manifest
 from eagle3_core.data.conversations import TokenRow
 from eagle3_core.errors import BadData
 
-ROWS, MANIFEST = "rows.safetensors", "prepared.json"
-
-
-class PreparedManifest(BaseModel):
-    """prepared.json. `lines` are the line numbers of the rows, `dropped` counts the lines left out, by reason."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    format: Literal["eyas-prepared"] = "eyas-prepared"
-    schema_version: Literal[1] = 1
-    verifier: str
-    tokenizer_fingerprint: str
-    conversations: str
-    max_seq_len: int
-    draft_vocab_size: int
-    tokens: int
-    supervised_tokens: int
-    vocab_coverage: float
-    dropped: dict[str, int]
-    lines: list[int]
-    prompts: list[str]
+ROWS = "rows.safetensors"
 
 
 def save_rows(directory: Path, rows: list[TokenRow]) -> None:
@@ -54,21 +33,6 @@ def save_rows(directory: Path, rows: list[TokenRow]) -> None:
 def save_manifest(directory: Path, manifest: PreparedManifest) -> None:
     """Write prepared.json; call it last."""
     write_whole(directory / MANIFEST, manifest.model_dump_json(indent=1).encode())
-
-
-def load_manifest(directory: Path) -> PreparedManifest:
-    """The manifest of a finished prepare job.
-
-    Raises:
-        BadData: it is missing or damaged.
-    """
-    path = directory / MANIFEST
-    try:
-        return PreparedManifest.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
-        raise BadData(f"{path} is missing: {directory} is not the output of a finished prepare job") from None
-    except ValidationError as error:
-        raise BadData(f"{path} is not a manifest of prepare: {error}") from error
 
 
 def load_prepared(directory: Path) -> tuple[PreparedManifest, list[TokenRow]]:

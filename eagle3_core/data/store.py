@@ -9,72 +9,22 @@ A row or a slice of one is read by its bytes alone.
 """
 
 import hashlib
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors.torch import save
 from torch import Tensor
 
 from eagle3_core.contract.headers import TensorFile, TensorInfo, read_header
 from eagle3_core.contract.jobdir import write_whole
+from eagle3_core.contract.store_files import INDEX, RowEntry, ShardEntry, StoreIndex, StoreMeta, read_index
 from eagle3_core.contract.weight_files import TensorLocation
 from eagle3_core.errors import BadData, UnreadableFile
 from eagle3_core.verifier.tensors import load_tensor
 
-INDEX = "index.json"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class StoreMeta(_Frozen):
-    """What the states of a store are. `layer_ids` are aux ids, id k being the state entering layer k."""
-
-    verifier: str
-    config_fingerprint: str
-    tokenizer_fingerprint: str
-    hidden_size: int
-    num_hidden_layers: int
-    vocab_size: int
-    layer_ids: tuple[int, ...]
-    layer_id_convention: Literal["entering"] = "entering"
-    last_layer_id: int
-    last_state: Literal["pre_norm", "post_norm"] = "pre_norm"
-    dtype: Literal["float32", "bfloat16"]
-
-
-class RowEntry(_Frozen):
-    """Where one row lies. `row` is its number in the prepared data, `prompt` a digest of what precedes its answer."""
-
-    row: int
-    start: int = Field(ge=0)
-    length: int = Field(ge=1)
-    prompt: str
-
-
-class ShardEntry(_Frozen):
-    """One shard file."""
-
-    file: str
-    bytes: int
-    sha256: str
-    rows: tuple[RowEntry, ...]
-
-
-class StoreIndex(_Frozen):
-    """index.json."""
-
-    format: Literal["eyas-hidden-states"] = "eyas-hidden-states"
-    schema_version: Literal[1] = 1
-    meta: StoreMeta
-    shards: tuple[ShardEntry, ...] = Field(min_length=1)
 
 
 @dataclass(frozen=True)
@@ -190,7 +140,7 @@ class HiddenStateStore:
             BadData: index or shards are missing, damaged or contradict each other.
         """
         self.directory = directory
-        self.index = _read_index(directory)
+        self.index = read_index(directory)
         self._files = [_open_shard(directory, shard, self.index.meta) for shard in self.index.shards]
         self._rows = [(number, row) for number, shard in enumerate(self.index.shards) for row in shard.rows]
 
@@ -241,16 +191,6 @@ def _span(file: TensorFile, name: str, start: int, end: int) -> Tensor:
         info.dtype, (end - start, *info.shape[1:]), info.start + start * row_bytes, info.start + end * row_bytes
     )
     return load_tensor(TensorLocation(name, file.path, part))
-
-
-def _read_index(directory: Path) -> StoreIndex:
-    path = directory / INDEX
-    try:
-        return StoreIndex.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
-        raise BadData(f"{path} is missing: {directory} is not a finished hidden-state store; run extract") from None
-    except (ValidationError, json.JSONDecodeError) as error:
-        raise BadData(f"{path} is not an index of a hidden-state store: {error}") from error
 
 
 def _open_shard(directory: Path, shard: ShardEntry, meta: StoreMeta) -> TensorFile:

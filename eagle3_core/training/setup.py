@@ -15,10 +15,19 @@ import torch
 from torch import Tensor, nn
 
 from eagle3_core.checkpoint.format import DrafterSource, read_drafter_config, read_drafter_tensors
+from eagle3_core.contract.agreement import (
+    ASKABLE,
+    CONFIG_FIELDS,
+    SHAPE_FIELDS,
+    check_layers,
+    check_map,
+    check_store,
+    shape_of_source,
+)
 from eagle3_core.contract.drafter_config import DrafterConfig
 from eagle3_core.contract.params import TrainParams
+from eagle3_core.contract.store_files import StoreMeta
 from eagle3_core.contract.verifier_files import VerifierFiles
-from eagle3_core.data.store import StoreMeta
 from eagle3_core.errors import BadInput
 from eagle3_core.model.drafter import Eagle3Drafter
 from eagle3_core.model.rope import longest_text
@@ -26,10 +35,6 @@ from eagle3_core.model.vocab_map import VocabMap, load_vocab_map, map_fault, map
 from eagle3_core.training.score import TargetHead
 from eagle3_core.verifier.tensors import VerifierWeights
 
-SHAPE_FIELDS = ("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
-FLAG_FIELDS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "qk_norm")
-ASKABLE = (*SHAPE_FIELDS, *FLAG_FIELDS, "num_hidden_layers", "sliding_window")
-CONFIG_FIELDS = ("rope", "rms_norm_eps", "max_position_embeddings", "attention_bias", "hidden_act", "mla")
 INITIALIZER_RANGE = 0.02
 
 Report = Callable[..., None]
@@ -56,14 +61,15 @@ def resolve_shape(
     Raises:
         BadInput: the request, the store, the verifier or the source checkpoint contradict each other; names both.
     """
-    _check_store(params, files, meta)
+    check_store(params, files, meta)
+    check_layers(params, meta)
     chosen = _from_verifier(files)
     if params.drafter_config is not None:
         chosen |= _from_file(params.drafter_config, files, meta, draft_vocab_size)
     chosen |= {name: dict(params)[name] for name in ASKABLE if dict(params)[name] is not None}
     overrides: list[str] = []
     if source is not None:
-        chosen |= _from_source(params, meta, source, overrides)
+        chosen |= shape_of_source(params, meta, source, overrides)
     _settle_attention(params, files, chosen)
     config = DrafterConfig(
         hidden_size=files.hidden_size,
@@ -141,88 +147,6 @@ def _from_file(path: str, files: VerifierFiles, meta: StoreMeta, draft_vocab_siz
     return {name: dict(config)[name] for name in (*ASKABLE, *CONFIG_FIELDS)}
 
 
-def _check_store(params: TrainParams, files: VerifierFiles, meta: StoreMeta) -> None:
-    """Refuse states of another verifier or of other layers than were asked for."""
-    if meta.hidden_size != files.hidden_size:
-        raise BadInput(
-            f"data_dir holds states of hidden size {meta.hidden_size} ({meta.verifier}), the verifier "
-            f"{params.verifier} has {files.hidden_size}"
-        )
-    for name in ("vocab_size", "num_hidden_layers"):
-        if dict(meta)[name] != vars(files)[name]:
-            raise BadInput(
-                f"data_dir was extracted from {meta.verifier} with {name} {dict(meta)[name]}, the verifier "
-                f"{params.verifier} has {vars(files)[name]}"
-            )
-    if meta.last_layer_id != meta.num_hidden_layers:
-        raise BadInput(
-            f"data_dir {params.data_dir} holds the state entering layer {meta.last_layer_id} as the last one, targets "
-            f"come from the one behind the last layer ({meta.num_hidden_layers}); extract again"
-        )
-    if params.aux_layer_ids is not None and params.aux_layer_ids != meta.layer_ids:
-        raise BadInput(
-            f"aux_layer_ids {list(params.aux_layer_ids)} were asked for, data_dir {params.data_dir} holds the states "
-            f"entering layers {list(meta.layer_ids)}; extract again, or leave aux_layer_ids out"
-        )
-
-
-def _from_source(params: TrainParams, meta: StoreMeta, source: DrafterSource, overrides: list[str]) -> dict[str, Any]:
-    """What the source checkpoint decides; contradictions are errors, or become overrides."""
-    asked, config = dict(params), source.config
-    where = f"finetune_from {params.finetune_from}"
-    if config.hidden_size != meta.hidden_size:
-        raise BadInput(f"{where} has hidden size {config.hidden_size}, the verifier's states have {meta.hidden_size}")
-    if config.num_aux_states != len(meta.layer_ids):
-        raise BadInput(
-            f"{where} fuses {config.num_aux_states} aux states, data_dir holds {len(meta.layer_ids)} a token "
-            f"({list(meta.layer_ids)})"
-        )
-    for name in (*SHAPE_FIELDS, "num_hidden_layers"):
-        if asked[name] is not None and asked[name] != dict(config)[name]:
-            raise BadInput(f"{name} {asked[name]} was asked for, {where} has {dict(config)[name]}; leave {name} out")
-    taken = {name: dict(config)[name] for name in (*SHAPE_FIELDS, *FLAG_FIELDS)}
-    mismatches = [
-        (f"{name} {asked[name]} was asked for, {where} was made with {taken[name]}", name)
-        for name in FLAG_FIELDS
-        if asked[name] is not None and asked[name] != taken[name]
-    ]
-    if text := _other_states(params, meta, source):
-        mismatches.append((text, ""))
-    if config.vocab_size != meta.vocab_size:
-        mismatches.append(
-            (f"{where} was made for {config.vocab_size} verifier tokens, {meta.verifier} has {meta.vocab_size}", "")
-        )
-    if mismatches and not params.allow_source_mismatch:
-        raise BadInput(
-            "; ".join(text for text, _ in mismatches)
-            + ". A drafter fed other states, or computed in another way, than it learned has to learn anew: extract "
-            "or ask for what it was made with, or set allow_source_mismatch"
-        )
-    for text, name in mismatches:
-        overrides.append(text)
-        if name:
-            taken[name] = asked[name]
-    return taken | {
-        **{name: dict(config)[name] for name in CONFIG_FIELDS},
-        "num_hidden_layers": config.num_hidden_layers,
-        "sliding_window": config.sliding_window if params.sliding_window is None else params.sliding_window,
-    }
-
-
-def _other_states(params: TrainParams, meta: StoreMeta, source: DrafterSource) -> str | None:
-    """What to say where the source learned on other states than the store holds, as far as it tells."""
-    made_for, how = source.config.aux_layer_ids, ""
-    if made_for is None and source.captured_after:
-        last = meta.num_hidden_layers
-        made_for, how = (3, last // 2 + 1, last - 2), " (the default of speculators 0.3, which writes no ids)"
-    if made_for is None or made_for == meta.layer_ids:
-        return None
-    return (
-        f"data_dir {params.data_dir} holds the states entering layers {list(meta.layer_ids)}, finetune_from "
-        f"{params.finetune_from} was made for those entering {list(made_for)}{how}"
-    )
-
-
 def choose_vocab_map(params: TrainParams, files: VerifierFiles, source_tensors: dict[str, Tensor] | None) -> VocabMap:
     """The draft vocabulary: the one of vocab_map_dir, else the source checkpoint's.
 
@@ -233,14 +157,7 @@ def choose_vocab_map(params: TrainParams, files: VerifierFiles, source_tensors: 
         vocab_map = load_vocab_map(Path(params.vocab_map_dir))
     else:
         vocab_map = _map_of_source(params, files.vocab_size, source_tensors or {})
-    if len(vocab_map.t2d_V) != files.vocab_size:
-        raise BadInput(
-            f"the vocabulary map is for {len(vocab_map.t2d_V)} verifier tokens, {params.verifier} has "
-            f"{files.vocab_size}; prepare again with this verifier"
-        )
-    size = len(vocab_map.d2t_D)
-    if params.draft_vocab_size is not None and params.draft_vocab_size != size:
-        raise BadInput(f"draft_vocab_size {params.draft_vocab_size} was asked for, the vocabulary map has {size}")
+    check_map(params, files, len(vocab_map.d2t_D), len(vocab_map.t2d_V))
     return vocab_map
 
 

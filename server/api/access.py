@@ -16,7 +16,7 @@ from starlette.requests import cookie_parser
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.api.problems import problem_response
+from server.api.problems import REQUEST_ID, problem_response, request_id_of
 from server.domain.callers import Caller
 from server.domain.callers import Scope as TokenScope
 from server.domain.ids import is_job_id
@@ -32,6 +32,9 @@ ADMIN_AREAS = frozenset({"tokens", "audit"})
 
 LOGIN_LINKS = "/login-links"
 """A write that every scope may do: the session gets the scope of its token."""
+
+YAML_PATH, YAML = "/pipelines", "application/yaml"
+"""Where a body may be YAML."""
 
 MAX_BODY = 1 << 20
 LARGE_BODY = 1 << 15
@@ -88,6 +91,7 @@ class AccessControl:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        request_id = scope.setdefault("state", {})["request_id"] = request_id_of(Headers(scope=scope))
         caller, refusal, worth_noting = self._judge(scope)
         redact = True
 
@@ -95,6 +99,7 @@ class AccessControl:
             nonlocal redact
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
+                headers[REQUEST_ID] = request_id
                 for name, value in _HEADERS.items():
                     headers.setdefault(name, value)
                 status = message["status"]
@@ -123,15 +128,15 @@ class AccessControl:
                 caller = self._caller(headers)
                 _check_scope(caller, method, path)
             if method not in SAFE_METHODS:
-                _check_write(headers, caller is not None and caller.via == "session")
+                _check_write(headers, path, caller is not None and caller.via == "session")
         except ServiceError as error:
             noted = caller is not None or self._gate.may_fail(peer_of(scope))
             if isinstance(error, Unauthorized) and path == "/" and "text/html" in headers.get("accept", ""):
                 return None, HTMLResponse(SIGN_IN, status_code=401), noted
             if isinstance(error, Unauthorized) and not noted and "authorization" in headers:
                 error = TooManyFailures(f"{error.detail}; so were too many before it from this address")
-            return caller, problem_response(error, path, self._redactor.text), noted
-        scope.setdefault("state", {})["caller"] = caller
+            return caller, problem_response(error, path, scope["state"]["request_id"], self._redactor.text), noted
+        scope["state"]["caller"] = caller
         return caller, None, True
 
     def _check_host(self, headers: Headers) -> None:
@@ -195,7 +200,7 @@ def _check_scope(caller: Caller, method: str, path: str) -> None:
         raise Forbidden(f"this needs a token with the scope {needed}; {caller.name!r} has {caller.scope}")
 
 
-def _check_write(headers: Headers, by_cookie: bool) -> None:
+def _check_write(headers: Headers, path: str, by_cookie: bool) -> None:
     origin = headers.get("origin")
     if by_cookie and (origin is None or origin.partition("://")[2] != headers.get("host")):
         raise Forbidden(f"a write with a session cookie must come from the page itself, not from {origin}")
@@ -203,8 +208,10 @@ def _check_write(headers: Headers, by_cookie: bool) -> None:
         raise Forbidden("a write from another site is refused")
     length = headers.get("content-length", "0")
     has_body = length != "0" or "transfer-encoding" in headers
-    if (has_body or by_cookie) and headers.get("content-type", "").partition(";")[0].strip() != "application/json":
-        raise NotJson("the body must be sent as application/json")
+    kind = headers.get("content-type", "").partition(";")[0].strip()
+    # No page of another origin can send either without asking first: neither is what a form can send.
+    if (has_body or by_cookie) and kind != "application/json" and not (kind == YAML and path == YAML_PATH):
+        raise NotJson(f"the body must be sent as application/json, to {YAML_PATH} also as {YAML}")
     if "transfer-encoding" in headers or not length.isdigit() or int(length) > MAX_BODY:
         raise TooLarge(f"a body has at most {MAX_BODY} bytes and says how many in Content-Length")
 

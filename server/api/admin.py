@@ -4,10 +4,11 @@ from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Body, Query
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, Strict
 
 from server.api.context import Context
 from server.api.problems import Problem
+from server.api.routes import KnownQuery
 from server.domain.callers import Scope, Token
 from server.services import audit
 from server.services.auth import Gate
@@ -15,18 +16,20 @@ from server.services.auth import Gate
 _PROBLEM = {"model": Problem, "content": {"application/problem+json": {}}}
 _KNOWN: dict[int | str, dict[str, Any]] = {401: _PROBLEM, 403: _PROBLEM, 422: _PROBLEM}
 
-router = APIRouter(tags=["daemon"], responses=_KNOWN)
+router = APIRouter(tags=["daemon"], responses=_KNOWN, route_class=KnownQuery)
 
 
 class TokenRequest(BaseModel):
     """A token to make."""
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True)
 
     name: str = Field(
         pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$", description="of a person or program; never used again"
     )
-    scope: Scope = Field(description="read: look; submit: and act on jobs; admin: and act on the daemon")
+    scope: Annotated[Scope, Strict(False)] = Field(
+        description="read: look; submit: and act on jobs; admin: and act on the daemon"
+    )
     days: float | None = Field(None, gt=0, le=3650, description="life; without it, until it is revoked")
 
 

@@ -6,13 +6,14 @@ from fastapi import APIRouter, Query
 
 from server.api.context import Context
 from server.api.problems import Problem
+from server.api.routes import KnownQuery
 from server.services import metrics as service
 from server.services.metrics import GpuList, HostView, JobMetrics
 
 _PROBLEM = {"model": Problem, "content": {"application/problem+json": {}}}
 _KNOWN: dict[int | str, dict[str, Any]] = {401: _PROBLEM, 403: _PROBLEM, 422: _PROBLEM}
 
-router = APIRouter(tags=["hardware"], responses=_KNOWN)
+router = APIRouter(tags=["hardware"], responses=_KNOWN, route_class=KnownQuery)
 
 
 @router.get("/gpus", operation_id="listGpus")

@@ -3,27 +3,32 @@
 from datetime import datetime
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Header, Query, Request, Response
+from fastapi import APIRouter, Body, Depends, Header, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from server.api.context import Context, From
+from server.api.filters import job_filter
 from server.api.problems import Problem
+from server.api.routes import KnownQuery
 from server.api.waiting import UntilParam, Wait, ask_of, conditional, tags_of, unless_gone, version_known, waited
 from server.domain.changes import Standing, Until
+from server.domain.listing import ALL_JOBS, JobFilter
 from server.domain.states import JobState
 from server.domain.view import JobList, JobView, row_of
 from server.errors import FieldError, Invalid
 from server.services import jobs as service
+from server.services.dry_run import DryRun, dry_run
+from server.services.requests import ChainRequest, JobRequest
 from server.services.scopes import refuse_stages
 from server.services.stacks import take_stack
-from server.services.submission import ChainRequest, JobRequest, submit
+from server.services.submission import placed, submit
 from server.services.waiting import hold, hold_list, list_state, refuse_unknown, snapshot_of
 
 PROBLEM = {"model": Problem, "content": {"application/problem+json": {}}}
 KNOWN_PROBLEMS: dict[int | str, dict[str, Any]] = {401: PROBLEM, 403: PROBLEM, 404: PROBLEM, 422: PROBLEM}
 
-router = APIRouter(prefix="/jobs", tags=["jobs"], responses=KNOWN_PROBLEMS)
+router = APIRouter(prefix="/jobs", tags=["jobs"], responses=KNOWN_PROBLEMS, route_class=KnownQuery)
 
 MAX_OFFSET = 1 << 62
 MAX_IDS = 100
@@ -46,7 +51,7 @@ class Submitted(BaseModel):
 class CancelRequest(BaseModel):
     """How to stop a job."""
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True)
 
     grace_s: float | None = Field(None, ge=0, le=86_400, description="seconds to put the work down before SIGKILL")
     checkpoint: bool = Field(True, description="a training saves before it stops")
@@ -63,7 +68,7 @@ class Cancelled(BaseModel):
 class PauseRequest(BaseModel):
     """How to pause a job."""
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True)
 
     grace_s: float | None = Field(None, ge=0, le=86_400, description="seconds to save before SIGKILL")
 
@@ -122,24 +127,43 @@ SubmitBody = Annotated[
 ]
 
 
-@router.post("", status_code=201, operation_id="submitJobs", responses={200: {"model": Submitted}, 507: PROBLEM})
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        min_length=1,
+        max_length=200,
+        pattern=r"^[\x20-\x7e]+$",
+        description="a request that is repeated with its key stores nothing and is answered 200 with the same jobs",
+    ),
+]
+
+
+@router.post(
+    "",
+    status_code=201,
+    operation_id="submitJobs",
+    response_model=Submitted | DryRun,
+    responses={
+        201: {"model": Submitted},
+        200: {"model": Submitted | DryRun, "description": "stored before with this key; or a dry run"},
+        409: PROBLEM,
+        507: PROBLEM,
+    },
+)
 def post_jobs(
     context: Context,
     caller: From,
     body: Annotated[SubmitBody, Body()],
     response: Response,
-    idempotency_key: Annotated[
-        str | None,
-        Header(
-            min_length=1,
-            max_length=200,
-            pattern=r"^[\x20-\x7e]+$",
-            description="a request that is repeated with its key stores nothing and is answered 200 with the same jobs",
-        ),
-    ] = None,
-) -> Submitted:
+    idempotency_key: IdempotencyKey = None,
+    dry: Annotated[bool, Query(alias="dry_run", description="store nothing; tell what would be stored")] = False,
+) -> Submitted | DryRun:
     """Store one job or a chain of jobs, all or nothing; once for each Idempotency-Key."""
-    refuse_stages(context.runtime.settings, caller, body)
+    stages = [(one.pointer, one.request.stage) for one in placed(body)]
+    refuse_stages(context.runtime.settings, caller, stages)
+    if dry:
+        response.status_code = 200
+        return dry_run(context.runtime, placed(body))
     jobs, created = submit(context.runtime, body, idempotency_key)
     if not created:
         response.status_code = 200
@@ -153,7 +177,9 @@ def post_jobs(
 async def get_jobs(
     context: Context,
     request: Request,
+    wanted: Annotated[JobFilter, Depends(job_filter)],
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    cursor: Annotated[str | None, Query(max_length=64, description="next_cursor of the page before")] = None,
     ids: Annotated[
         str | None, Query(max_length=7000, description="these jobs only, comma between them, 100 at most")
     ] = None,
@@ -163,19 +189,25 @@ async def get_jobs(
         str | None, Query(max_length=100, description="the ETag of an earlier answer, where no header can be sent")
     ] = None,
 ) -> Response:
-    """The newest jobs, newest first; or those named. With `wait`, once there is news of any of them."""
+    """Jobs, newest first, or those named; jobs that come in meanwhile move no page.
+
+    With `wait`, once there is news of any of the newest, or of those named.
+    """
     named = _ids_in(ids, until, wait is not None)
+    if (named or wait is not None) and (wanted != ALL_JOBS or cursor is not None):
+        text = "filters and cursors go with neither ids nor wait; name the jobs to wait for with ids"
+        raise Invalid.of([FieldError("?wait" if wait is not None else "?ids", text)])
     ask = ask_of(context, request, wait)
     outcome = None
     if ask is not None:
         has = _list_known(context, request, until, known)
         holding = hold_list(context.runtime, named, until, has, limit, ask.seconds)
         outcome = await unless_gone(context, request, holding)
-    jobs = await run_in_threadpool(service.list_jobs, context.runtime, limit, named)
+    jobs, following = await run_in_threadpool(service.list_jobs, context.runtime, limit, wanted, cursor, named)
     refuse_unknown(named, [job.id for job in jobs])
     state = list_state([Standing(job.id, job.version, job.marks.change, job.state) for job in jobs])
     tag = f"{context.runtime.incarnation}-{state.versions}-{state.changes}"
-    body = JobList(jobs=[row_of(job) for job in jobs]).model_dump_json().encode()
+    body = JobList(jobs=[row_of(job) for job in jobs], next_cursor=following).model_dump_json().encode()
     return conditional(request, tag, body, waited(ask, outcome))
 
 

@@ -15,12 +15,13 @@ from fastapi.responses import StreamingResponse
 
 from server.api.context import AppContext, Context
 from server.api.jobs import KNOWN_PROBLEMS, MAX_OFFSET, PROBLEM
+from server.api.routes import KnownQuery
 from server.api.waiting import Wait, ask_of, unless_gone, while_allowed
 from server.errors import FieldError, Invalid, RangeNotSatisfiable
 from server.services.following import follow_log, log_of, next_part
 from server.services.logs import Log, LogPart, View
 
-router = APIRouter(prefix="/jobs", tags=["jobs"], responses=KNOWN_PROBLEMS)
+router = APIRouter(prefix="/jobs", tags=["jobs"], responses=KNOWN_PROBLEMS, route_class=KnownQuery)
 
 DEFAULT_LIMIT = 65_536
 TAIL_LIMIT = 1 << 20

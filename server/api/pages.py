@@ -33,7 +33,7 @@ class LoginLink(BaseModel):
     url: str
 
 
-@router.get("/healthz", operation_id="getHealth", tags=["daemon"])
+@router.get("/healthz", operation_id="getHealth", tags=["daemon"], responses={503: {"model": Health}})
 async def get_health(context: Context, response: Response) -> Health:
     """Needs no token. 503 when the loop that watches the jobs has died."""
     if not context.loop.alive:

@@ -1,21 +1,25 @@
 """Errors as RFC 9457 problem+json; the one place that makes them."""
 
 import logging
-import uuid
-from collections.abc import Callable, Sequence
+import re
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from http import HTTPStatus
+from typing import Any, get_args
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
+from fastapi.routing import APIRoute
 from pydantic import BaseModel, Field
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
-from server.domain.policy import RetryPolicy
+from server.domain.faults import fault_of
 from server.domain.redaction import Redactor
-from server.domain.resources import Resources
-from server.errors import MAX_ERRORS, FieldError, Invalid, NotFound, ServiceError
-from server.services.submission import ChainRequest, JobRequest, nearest
+from server.errors import MAX_ERRORS, FieldError, Invalid, MethodNotAllowed, NotFound, ServiceError, Unreadable
+from server.services.requests import ChainRequest, JobRequest
 
 logger = logging.getLogger(__name__)
 
@@ -24,11 +28,14 @@ Redact = Callable[[str], str]
 
 TYPE_PREFIX = "urn:eyas:problem:"
 MEDIA_TYPE = "application/problem+json"
+REQUEST_ID = "X-Request-ID"
+_REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 MAX_TEXT = 2000
 """Characters of a message; what was sent may be a megabyte, and is not sent back."""
 
 
-_MODELS: dict[str, type[BaseModel]] = {"chain": ChainRequest, "resources": Resources, "retry": RetryPolicy}
+_TAGGED: dict[str, type[BaseModel]] = {"job": JobRequest, "chain": ChainRequest}
+"""What the place of a fault begins with where a body may be one of two things."""
 
 
 class ProblemField(BaseModel):
@@ -47,38 +54,44 @@ class Problem(BaseModel):
     status: int
     detail: str
     instance: str
+    request_id: str | None = Field(description="as in X-Request-ID, and in the daemon's log; null for what is no HTTP")
     errors: list[ProblemField] = []
 
 
-def problem_response(error: ServiceError, path: str, redact: Redact) -> JSONResponse:
+def request_id_of(headers: Headers) -> str:
+    """What a request is called in its answer and in the log: as the client says, where that is a plain word."""
+    given = headers.get(REQUEST_ID, "")
+    return given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
+
+
+def problem_response(error: ServiceError, path: str, request_id: str, redact: Redact) -> JSONResponse:
     """A service error as an answer; what was sent is shown without secrets, then cut."""
-    response = _answer(error.status, error.kind, error.title, error.detail, path, redact, error.errors)
-    response.headers.update(error.headers)
-    return response
 
-
-def _answer(
-    status: int, kind: str, title: str, detail: str, path: str, redact: Redact, errors: Sequence[FieldError] = ()
-) -> JSONResponse:
     def shown(text: str) -> str:
         return redact(text)[:MAX_TEXT]
 
     problem = Problem(
-        type=TYPE_PREFIX + kind,
-        title=title,
-        status=status,
-        detail=shown(detail),
+        type=TYPE_PREFIX + error.kind,
+        title=error.title,
+        status=error.status,
+        detail=shown(error.detail),
         instance=shown(path),
+        request_id=request_id,
         errors=[
-            ProblemField(pointer=shown(e.pointer), message=shown(e.message), suggestion=e.suggestion) for e in errors
+            ProblemField(pointer=shown(e.pointer), message=shown(e.message), suggestion=e.suggestion)
+            for e in error.errors
         ],
     )
-    return JSONResponse(problem.model_dump(), status_code=status, media_type=MEDIA_TYPE)
+    headers = {REQUEST_ID: request_id, **error.headers}
+    return JSONResponse(problem.model_dump(), error.status, headers, media_type=MEDIA_TYPE)
 
 
-def _redact(request: Request) -> Redact:
+def _respond(request: Request, error: ServiceError) -> JSONResponse:
     redactor: Redactor = request.app.state.context.runtime.redactor
-    return redactor.text
+    request_id: str = request.state.request_id
+    if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        logger.error("request %s: %s %s: %s", request_id, request.method, request.url.path, error.detail)
+    return problem_response(error, request.url.path, request_id, redactor.text)
 
 
 def install(app: FastAPI) -> None:
@@ -91,52 +104,53 @@ def install(app: FastAPI) -> None:
 
 async def _on_service_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ServiceError)
-    return problem_response(error, request.url.path, _redact(request))
+    return _respond(request, error)
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
     """What the framework refuses: no such route, no such method, a body that cannot be parsed."""
     assert isinstance(error, HTTPException)
-    status = HTTPStatus(error.status_code)
-    if status == HTTPStatus.NOT_FOUND:
-        return problem_response(NotFound(f"there is no {request.url.path}"), request.url.path, _redact(request))
-    # The only 400 the framework raises itself: a body no parser reads, such as one nested thousands deep.
-    kind = "not-json" if status == HTTPStatus.BAD_REQUEST else status.phrase.lower().replace(" ", "-")
-    response = _answer(status, kind, status.phrase, str(error.detail), request.url.path, _redact(request))
-    response.headers.update(error.headers or {})
-    return response
+    if error.status_code == HTTPStatus.NOT_FOUND:
+        return _respond(request, NotFound(f"there is no {request.url.path}"))
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        allowed = (error.headers or {}).get("Allow", "others")
+        refused = MethodNotAllowed(f"{request.url.path} does not know {request.method}; it knows {allowed}")
+        response = _respond(request, refused)
+        response.headers.update(error.headers or {})
+        return response
+    # The only other one the framework raises itself: a body no parser reads, such as one nested thousands deep.
+    return _respond(request, Unreadable(str(error.detail)))
 
 
 async def _on_request_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     faults = error.errors()
     if any(fault["type"] == "json_invalid" for fault in faults):
-        fault = str(faults[0]["ctx"]["error"])
-        return _answer(400, "not-json", "The body is not JSON", fault, request.url.path, _redact(request))
-    shown = [_field_error(fault) for fault in faults[:MAX_ERRORS]]
-    return problem_response(Invalid.of(shown, len(faults)), request.url.path, _redact(request))
+        return _respond(request, Unreadable(f"not JSON: {faults[0]['ctx']['error']}"))
+    shown = [_field_error(request, fault) for fault in faults[:MAX_ERRORS]]
+    return _respond(request, Invalid.of(shown, len(faults)))
 
 
-def _field_error(fault: dict[str, object]) -> FieldError:
-    loc = fault["loc"]
-    assert isinstance(loc, tuple)
-    parts = [str(part) for part in loc[1:]]
-    if loc[0] != "body":
-        return FieldError(f"?{'/'.join(parts)}", str(fault["msg"]))
-    if parts and parts[0] in ("job", "chain"):
-        parts = parts[1:]
-    pointer = "".join(f"/{part}" for part in parts)
-    message = str(fault["msg"])
-    if fault["type"] != "extra_forbidden":
-        return FieldError(pointer, message)
-    name = parts[-1]
-    parent = parts[-2] if len(parts) > 1 else ("chain" if loc[1] == "chain" else "")
-    near = nearest(name, _MODELS.get(parent, JobRequest).model_fields)
-    return FieldError(pointer, f"{name} is not a field" + (f"; did you mean {near}?" if near else ""), near)
+def _field_error(request: Request, fault: Mapping[str, Any]) -> FieldError:
+    where, *loc = fault["loc"]
+    if where != "body":
+        name = "/".join(str(part) for part in loc)
+        return replace(fault_of(fault, loc, None, ""), pointer=f"?{name}" if where == "query" else f"{where}:{name}")
+    if loc and loc[0] in _TAGGED:
+        return fault_of(fault, loc[1:], _TAGGED[str(loc[0])], "")
+    return fault_of(fault, loc, _body_model(request), "")
+
+
+def _body_model(request: Request) -> type[BaseModel] | None:
+    """What the body of a route has to be, besides absent."""
+    route = request.scope.get("route")
+    field = route.body_field if isinstance(route, APIRoute) else None
+    members = () if field is None else (field.field_info.annotation, *get_args(field.field_info.annotation))
+    return next((one for one in members if isinstance(one, type) and issubclass(one, BaseModel)), None)
 
 
 async def _on_bug(request: Request, error: Exception) -> Response:
-    number = uuid.uuid4().hex[:12]
-    logger.error("error %s while answering %s", number, request.url.path, exc_info=error)
-    detail = f"see error {number} in the daemon's log"
-    return _answer(500, "internal", "Internal error", detail, request.url.path, _redact(request))
+    logger.error("request %s: %s %s", request.state.request_id, request.method, request.url.path, exc_info=error)
+    detail = f"a bug; the daemon's log says more under {request.state.request_id}"
+    redactor: Redactor = request.app.state.context.runtime.redactor
+    return problem_response(ServiceError(detail), request.url.path, request.state.request_id, redactor.text)

@@ -24,13 +24,14 @@ from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
 from server.api.context import AppContext, Context
 from server.api.jobs import KNOWN_PROBLEMS, MAX_OFFSET
 from server.api.logs import TAIL_LIMIT, UNBUFFERED, AttemptParam, OffsetParam, TailParam, ViewParam, refuse_together
+from server.api.routes import KnownQuery
 from server.api.waiting import while_allowed
 from server.domain.logtext import whole_characters
 from server.services.following import follow_events, follow_logs, log_of
 from server.services.logs import LogPart, View
 from server.services.waiting import snapshot_of
 
-router = APIRouter(prefix="/jobs", tags=["jobs"], responses=KNOWN_PROBLEMS)
+router = APIRouter(prefix="/jobs", tags=["jobs"], responses=KNOWN_PROBLEMS, route_class=KnownQuery)
 
 MEDIA_TYPE = "text/event-stream"
 RETRY_MS = 1000

@@ -1,6 +1,7 @@
 """Tables. The job directories are the truth; these are an index of them, save those of access.
 
 jobs 1--n job_dependencies      what a job waits for
+     1--n job_labels            what its owner calls it by
      1--n attempts              process lives; `event_offset` = byte of events.jsonl read so far
      1--n gpu_leases            GPUs that are held; each by one attempt, until all its processes are gone
      1--n events                one row a line of events.jsonl
@@ -61,7 +62,10 @@ class JobTable(Base):
     """What was asked, what was decided about it, and what came of it."""
 
     __tablename__ = "jobs"
-    __table_args__ = (Index(None, "state"), Index(None, "name"), {"sqlite_autoincrement": True})
+    __table_args__ = (
+        *(Index(None, name) for name in ("state", "name", "stage", "created_at", "pipeline_id")),
+        {"sqlite_autoincrement": True},
+    )
 
     number: Mapped[int] = mapped_column(primary_key=True)
     id: Mapped[str] = mapped_column(String(64), unique=True)
@@ -88,6 +92,9 @@ class JobTable(Base):
     policy: Mapped[dict[str, Any]] = mapped_column(server_default="{}")
     priority: Mapped[int] = mapped_column(server_default="0")
     resources: Mapped[dict[str, Any]] = mapped_column(server_default="{}")
+    pipeline_id: Mapped[str | None] = mapped_column(String(64))
+    pipeline_name: Mapped[str | None] = mapped_column(String(200))
+    retried: Mapped[int | None]
     status: Mapped[str] = mapped_column(Text)
     version: Mapped[int]
     progress_version: Mapped[int] = mapped_column(server_default="1")
@@ -104,6 +111,17 @@ class DependencyTable(Base):
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
     needs_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True, index=True)
     position: Mapped[int]
+
+
+class LabelTable(Base):
+    """One label of a job."""
+
+    __tablename__ = "job_labels"
+    __table_args__ = (Index(None, "key", "value"),)
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    key: Mapped[str] = mapped_column(String(63), primary_key=True)
+    value: Mapped[str] = mapped_column(String(200))
 
 
 class AttemptTable(Base):

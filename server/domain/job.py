@@ -1,5 +1,6 @@
 """Jobs and attempts as the daemon handles them, free of the database."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -50,8 +51,16 @@ class Dependency:
 
 
 @dataclass(frozen=True)
+class PipelineRef:
+    """The pipeline a job was submitted with."""
+
+    id: str
+    name: str
+
+
+@dataclass(frozen=True)
 class Job:
-    """A job with its latest attempt."""
+    """A job with its latest attempt. `retried`: the number of the attempt whose end somebody overruled."""
 
     number: int
     id: str
@@ -78,6 +87,9 @@ class Job:
     policy: Policy = NO_RETRY
     priority: int = 0
     resources: Resources = BY_STAGE
+    labels: Mapping[str, str] = field(default_factory=dict)
+    pipeline: PipelineRef | None = None
+    retried: int | None = None
     version: int = 1
     marks: Marks = FIRST
     status: Status = field(default_factory=Status)
@@ -98,7 +110,16 @@ class Job:
         if self.attempt is None:
             return False
         paused = self.attempt.state == AttemptState.STOPPED and self.attempt.stop_for == PAUSE
-        return paused or self.policy.retry.grants(self.attempt.reason, self.attempt.retries)
+        asked = self.retried == self.attempt.number
+        return paused or asked or self.policy.retry.grants(self.attempt.reason, self.attempt.retries)
+
+    @property
+    def retries(self) -> int:
+        """Of the next attempt: those before it that the policy gave since somebody last asked for one."""
+        last = self.attempt
+        if last is None or self.retried == last.number:
+            return 0
+        return last.retries + (last.reason is not None)
 
     @property
     def derived_state(self) -> JobState:
@@ -121,6 +142,8 @@ class NewJob:
     policy: Policy = NO_RETRY
     priority: int = 0
     resources: Resources = BY_STAGE
+    labels: Mapping[str, str] = field(default_factory=dict)
+    pipeline: PipelineRef | None = None
     idempotency_key: str | None = None
     body_hash: str | None = None
 

@@ -5,9 +5,9 @@ attempt ended --reason in `retry.on`, retries left--> another attempt, `backoff_
               --else--> the job's end
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, Strict, field_validator
 
 from eagle3_core.contract.exits import Reason
 
@@ -17,13 +17,13 @@ _NO_END_OF_AN_ATTEMPT = frozenset({Reason.CANCELLED_BY_USER, Reason.DEPENDENCY_F
 class RetryPolicy(BaseModel):
     """Which ends of an attempt are followed by another one. A training goes on from its latest sound checkpoint."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
 
     max_retries: int = Field(
         2, ge=0, le=20, description="further attempts after the first; those after a pause are free"
     )
     backoff_s: float = Field(10.0, ge=0, le=86_400, description="seconds between an end and the next attempt")
-    on: tuple[Reason, ...] = Field(
+    on: Annotated[tuple[Annotated[Reason, Strict(False)], ...], Strict(False)] = Field(
         (Reason.WORKER_LOST, Reason.HOST_REBOOTED, Reason.PREEMPTED), description="reasons that are tried again"
     )
 

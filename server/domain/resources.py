@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, model_validator
 
 GIB = 1 << 30
 
@@ -28,7 +28,7 @@ GpuName = Annotated[
 class Resources(BaseModel):
     """What a job needs of the host besides time. Once resolved, `gpus` is a number and `gpu_ids` are UUIDs."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
 
     gpus: int | None = Field(
         None,
@@ -36,7 +36,9 @@ class Resources(BaseModel):
         le=1024,
         description="GPUs; default: 1 for a stage that computes on one and for `external`, where the host has any",
     )
-    gpu_ids: tuple[GpuName, ...] = Field((), max_length=1024, description="these GPUs, by UUID or index")
+    gpu_ids: Annotated[tuple[GpuName, ...], Strict(False)] = Field(
+        (), max_length=1024, description="these GPUs, by UUID or index"
+    )
     gpu_memory_gib: float | None = Field(None, gt=0, description="GiB that must be free on each GPU at the start")
     cpus: int | None = Field(None, ge=1, description="CPUs; also the number of threads of the stage")
     ram_gib: float | None = Field(None, gt=0, description="GiB of the host's memory")

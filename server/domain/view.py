@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from server.domain.job import Job
+from server.domain.job import Job, PipelineRef
 from server.domain.policy import RetryPolicy
 from server.domain.progress import EpochDone, JobResult, JobWarning, LastCheckpoint, SetupFact
 from server.domain.resources import GpuRef, Resources
@@ -24,6 +24,8 @@ class JobRow(BaseModel):
     health: str | None = Field(description="ok, quiet, stalled, unsupervised; null when not running")
     waiting: str | None = Field(description="what a queued job waits for")
     priority: int
+    labels: dict[str, str]
+    pipeline: PipelineRef | None = Field(description="the pipeline it was submitted with")
     resources: Resources = Field(description="what was asked for; `gpus` is null until the GPUs of the host are known")
     gpus: list[GpuRef] = Field(description="those its latest attempt was given")
     phase: str | None
@@ -70,9 +72,10 @@ class JobView(JobRow):
 
 
 class JobList(BaseModel):
-    """The newest jobs, newest first."""
+    """Jobs, newest first."""
 
     jobs: list[JobRow]
+    next_cursor: str | None = Field(description="send it as `cursor` for older ones; null at the end")
 
 
 def row_of(job: Job) -> JobRow:
@@ -122,6 +125,8 @@ def _common(job: Job) -> dict[str, Any]:
         "health": job.health,
         "waiting": job.waiting,
         "priority": job.priority,
+        "labels": dict(job.labels),
+        "pipeline": job.pipeline,
         "resources": job.resources,
         "gpus": [] if job.attempt is None else list(job.attempt.gpus),
         "phase": s.phase,

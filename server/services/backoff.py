@@ -33,6 +33,8 @@ class Backoff:
         for job in jobs:
             if job.state != JobState.QUEUED or job.attempt is None or job.attempt.reason is None:
                 continue
+            if job.retried == job.attempt.number:
+                continue
             if job.id not in self._due:
                 self._set(job, self._left(job))
             if clock.boottime() < self._due[job.id]:

@@ -8,12 +8,14 @@ from dataclasses import replace
 from eagle3_core.contract.params import AdoptParams, TrainParams
 from server.db.queries import events as event_queries
 from server.db.queries import jobs as job_queries
+from server.db.queries import listing
 from server.domain.ids import is_job_id
 from server.domain.job import Checkpoint, Job
+from server.domain.listing import ALL_JOBS, JobFilter, cursor_before, number_of_cursor
 from server.domain.states import FINAL_JOB, JobState
-from server.errors import Conflict, InsufficientStorage, NotFound, Unavailable
+from server.errors import Conflict, FieldError, InsufficientStorage, Invalid, NotFound, Unavailable
 from server.services.orders import order_once, order_stop
-from server.services.records import write_record
+from server.services.records import Gone, write_record
 from server.services.runtime import Runtime
 from server.services.snapshots import Snapshot
 from server.system import clock
@@ -52,10 +54,34 @@ def load_snapshot(runtime: Runtime, job_id: str) -> Snapshot:
     return runtime.snapshots.put(load_job(runtime, job_id))
 
 
-def list_jobs(runtime: Runtime, limit: int, ids: Sequence[str] = ()) -> list[Job]:
-    """The jobs that are named, as far as there are any, else the newest; newest first."""
+def list_jobs(
+    runtime: Runtime, limit: int, wanted: JobFilter = ALL_JOBS, cursor: str | None = None, ids: Sequence[str] = ()
+) -> tuple[list[Job], str | None]:
+    """A page of the jobs that are meant, newest first, and the cursor of the next one; or the jobs that are named.
+
+    Raises:
+        Invalid: the cursor is none.
+    """
+    before = None if cursor is None else read_cursor(cursor)
     with runtime.database.read() as session:
-        return job_queries.jobs_of_ids(session, ids) if ids else job_queries.newest_jobs(session, limit)
+        if ids:
+            return job_queries.jobs_of_ids(session, ids), None
+        found = listing.page(session, wanted, limit + 1, before)
+    more = cursor_before(found[limit - 1].number) if len(found) > limit else None
+    return found[:limit], more
+
+
+def read_cursor(cursor: str) -> int:
+    """The number in a cursor.
+
+    Raises:
+        Invalid: it is none.
+    """
+    try:
+        return number_of_cursor(cursor)
+    except ValueError:
+        text = "is not a cursor; send what an answer gave as next_cursor, or leave it out for the first page"
+        raise Invalid.of([FieldError("?cursor", text)]) from None
 
 
 def ask_cancel(runtime: Runtime, job_id: str, grace_s: float | None, checkpoint: bool) -> tuple[Job, bool]:
@@ -67,7 +93,7 @@ def ask_cancel(runtime: Runtime, job_id: str, grace_s: float | None, checkpoint:
             job_queries.ask_cancel(session, job_id, grace, clock.utc_now(), checkpoint)
     except Unavailable as error:
         return _cancel_by_file(runtime, job, grace, checkpoint, error), job.state not in FINAL_JOB
-    job = _intent_written(runtime, job_id)
+    job = intent_written(runtime, job_id)
     return job, job.state not in FINAL_JOB
 
 
@@ -101,7 +127,7 @@ def ask_pause(runtime: Runtime, job_id: str, grace_s: float | None) -> Job:
     grace = runtime.settings.grace_s if grace_s is None else grace_s
     with runtime.database.write() as session:
         job_queries.ask_pause(session, job_id, grace, clock.utc_now())
-    job = _intent_written(runtime, job_id)
+    job = intent_written(runtime, job_id)
     if job.pause_asked_at is None or job.cancel_asked_at is not None or job.state in FINAL_JOB:
         raise Conflict(f"job {job_id} cannot be paused: it {_ending(job)}")
     return job
@@ -117,7 +143,7 @@ def ask_resume(runtime: Runtime, job_id: str) -> Job:
     load_job(runtime, job_id)
     with runtime.database.write() as session:
         done = job_queries.ask_resume(session, job_id)
-    job = _intent_written(runtime, job_id)
+    job = intent_written(runtime, job_id)
     if not done:
         ending = job.state in FINAL_JOB or job.cancel_asked_at is not None
         why = _ending(job) if ending else f"is {job.state} and not paused"
@@ -149,11 +175,13 @@ def _ending(job: Job) -> str:
     return f"has ended ({job.state})" if job.state in FINAL_JOB else "is being cancelled"
 
 
-def _intent_written(runtime: Runtime, job_id: str) -> Job:
+def intent_written(runtime: Runtime, job_id: str) -> Job:
     """Wake the loop, bring the record up to date, show the job."""
     runtime.wake()
     try:
         job = write_record(runtime, job_id)
+    except Gone:
+        raise no_such_job(job_id) from None
     except OSError as error:  # a full disk must not keep a job from being stopped; the loop writes the record later
         logger.error("record of job %s cannot be written: %s", job_id, error)
         job = load_job(runtime, job_id)

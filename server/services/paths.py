@@ -102,16 +102,24 @@ class PathRules:
         real = resolve(path)
         if real.is_relative_to(self._jobs) or self._state.is_relative_to(real):
             return f"{path} belongs to the daemon; leave output_dir out to use the job's own directory"
-        for other, whose in claimed.items():
-            if real.is_relative_to(other) or other.is_relative_to(real):
-                how = "is" if real == other else "lies in" if real.is_relative_to(other) else "holds"
-                return f"{path} {how} the output directory of {whose}" + ("" if real == other else f", {other}")
+        if (fault := taken(path, claimed)) is not None:
+            return fault
         if (fault := unusable(real, os.W_OK)) is not None:
             return fault
         try:
             return _occupied(path, real)
         except OSError as error:
             return f"{path} cannot be used: {error.strerror}"
+
+
+def taken(path: str, claimed: Mapping[Path, str]) -> str | None:
+    """Which output directory of an unfinished job is this one, holds it or lies in it; None when none does."""
+    real = resolve(path)
+    for other, whose in claimed.items():
+        if real.is_relative_to(other) or other.is_relative_to(real):
+            how = "is" if real == other else "lies in" if real.is_relative_to(other) else "holds"
+            return f"{path} {how} the output directory of {whose}" + ("" if real == other else f", {other}")
+    return None
 
 
 def _entries(directory: Path) -> Iterator[os.DirEntry[str]]:

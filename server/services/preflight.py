@@ -6,9 +6,10 @@ from pathlib import Path
 
 from eagle3_core.contract.access import unusable
 from eagle3_core.contract.params import ExtractParams, PrepareParams, StageParams, TrainParams
-from eagle3_core.contract.verifier_files import VerifierFiles, read_verifier_files
+from eagle3_core.contract.verifier_files import VerifierFiles
 from eagle3_core.errors import Eagle3Error
 from server.errors import FieldError
+from server.services.models import read_verifier
 
 _FILES = ("conversations", "prompts")
 _READ_WHOLE = ("checkpoint", "previous", "finetune_from", "verifier", "data_dir", "prepared_dir", "vocab_map_dir")
@@ -28,7 +29,7 @@ def check_content(params: StageParams, pointer: str) -> Iterator[FieldError]:
     if verifier is None or not Path(verifier[1]).exists():
         return
     try:
-        files = read_verifier_files(Path(verifier[1]))
+        files = read_verifier(Path(verifier[1]))
     except Eagle3Error as error:
         yield FieldError(f"{pointer}/verifier", str(error))
         return

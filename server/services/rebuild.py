@@ -216,8 +216,9 @@ class _Replay:
         word = (record or {}).get("stop_asked")
         if isinstance(word, str) and word != SIGNAL:
             job = stop_asked(job, clock.utc_now(), word)
-        job = self._read(job, number, orders_count=False)
-        return self._kept(job, number, record)
+        job = self._kept(self._read(job, number, orders_count=False), number, record)
+        # What was decided about it no longer holds: another one followed, if only because somebody asked for it.
+        return replace(job, cancel_asked_at=None, reason=None, cause=None, hint=None, ended_at=None)
 
     def _last_attempt(self, job: Job, number: int) -> Job:
         job = self._read(_begun(job, number), number, orders_count=True)
@@ -261,9 +262,7 @@ class _Replay:
 
 
 def _begun(job: Job, number: int) -> Job:
-    last = job.attempt
-    retries = 0 if last is None else last.retries + (last.reason is not None)
-    job = replace(job, attempt=Attempt(number, AttemptState.STARTING, retries=retries), waiting=None)
+    job = replace(job, attempt=Attempt(number, AttemptState.STARTING, retries=job.retries), waiting=None)
     return replace(job, state=job.derived_state)
 
 

@@ -37,7 +37,7 @@ from server.services.leases import Leases, write_resources
 from server.services.observer import NeverBegan, new_lines, observe
 from server.services.orders import Orders, clear_orders, order_once
 from server.services.paths import PathRules
-from server.services.records import write_record, write_spec
+from server.services.records import Gone, write_record, write_spec
 from server.services.runtime import Runtime
 from server.settings import worker_environment
 from server.system import clock, locks, process
@@ -440,6 +440,8 @@ class Reconciler:
         for job_id in list(self._unrecorded):
             try:
                 write_record(self._runtime, job_id)
+            except Gone:
+                logger.info("job %s was deleted", job_id)
             except OSError as error:
                 text = f"record.json of job {job_id} cannot be written: {error}"
                 if self._troubles.get(job_id) != text:

@@ -7,7 +7,7 @@ from eagle3_core.contract.params import STAGES
 from eagle3_core.contract.spec import JobSpec
 from server.db.queries import jobs as job_queries
 from server.domain.changes import Marks
-from server.domain.job import Dependency, Job
+from server.domain.job import Dependency, Job, PipelineRef
 from server.domain.policy import Policy
 from server.domain.resources import Resources
 from server.domain.states import JobState
@@ -17,15 +17,23 @@ from server.system import clock
 RECORD_VERSION = 1
 
 
+class Gone(Exception):
+    """The job was deleted meanwhile."""
+
+
 def write_record(runtime: Runtime, job_id: str) -> Job:
     """Write a job's record from its row as it is now; returns the job.
 
     The row is read under the lock, so that the last record written is never older than an earlier one.
+
+    Raises:
+        Gone: the job was deleted.
     """
     with runtime.record_lock:
         with runtime.database.read() as session:
             job = job_queries.get_job(session, job_id)
-        assert job is not None
+        if job is None:
+            raise Gone(job_id)
         _write(runtime, job)
     return job
 
@@ -108,6 +116,9 @@ def read_record(directory: JobDir) -> Job:
         policy=Policy.model_validate(record["policy"]),
         priority=record.get("priority", 0),
         resources=Resources.model_validate(record.get("resources", {})),
+        labels={str(key): str(value) for key, value in record.get("labels", {}).items()},
+        pipeline=PipelineRef(**record["pipeline"]) if record.get("pipeline") else None,
+        retried=record.get("retried"),
         version=version,
         marks=Marks.all_at(version),
         depends_on=tuple(Dependency(needed, needed, JobState.QUEUED, None) for needed in record["depends_on"]),
@@ -129,6 +140,9 @@ def _record_of(job: Job) -> dict[str, object]:
         "policy": job.policy.model_dump(mode="json"),
         "priority": job.priority,
         "resources": job.resources.model_dump(mode="json"),
+        "labels": dict(job.labels),
+        "pipeline": None if job.pipeline is None else vars(job.pipeline),
+        "retried": job.retried,
         "idempotency_key": job.idempotency_key,
         "body_hash": job.body_hash,
         "created_at": text(job.created_at),

@@ -36,6 +36,9 @@ class Runtime:
     intent: threading.Event = field(default_factory=threading.Event)
     record_lock: threading.Lock = field(default_factory=threading.Lock)
     stack_lock: threading.Lock = field(default_factory=threading.Lock)
+    keys_in_flight: set[str] = field(default_factory=set)
+    """Idempotency keys of the requests that are being carried out; `keys_lock` guards the check."""
+    keys_lock: threading.Lock = field(default_factory=threading.Lock)
     unstored_cancels: dict[str, tuple[float, bool]] = field(default_factory=dict)
     """Id -> (grace in seconds, save first) of cancels that only a file holds, as the database could not be written."""
     space: Space = field(init=False)

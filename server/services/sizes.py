@@ -5,10 +5,11 @@ from pathlib import Path
 from eagle3_core.contract.drafter_config import DrafterConfig
 from eagle3_core.contract.headers import read_header
 from eagle3_core.contract.params import ExternalParams, ExtractParams, PrepareParams, StageParams, TrainParams
-from eagle3_core.contract.verifier_files import VerifierFiles, read_verifier_files
+from eagle3_core.contract.verifier_files import VerifierFiles
 from eagle3_core.contract.weight_files import read_weight_files
 from eagle3_core.errors import BadInput
 from server.domain.space import SMALL, DrafterSize, Need, extract_need, prepare_need, size_of, train_need
+from server.services.models import read_verifier
 
 DEFAULT_AUX_STATES = 3
 
@@ -19,7 +20,7 @@ def need_of(params: StageParams) -> Need:
         match params:
             case PrepareParams():
                 size = Path(params.conversations).stat().st_size
-                return prepare_need(size, read_verifier_files(Path(params.verifier)).vocab_size)
+                return prepare_need(size, read_verifier(Path(params.verifier)).vocab_size)
             case ExtractParams():
                 return _extract(params)
             case TrainParams():
@@ -34,15 +35,24 @@ def need_of(params: StageParams) -> Need:
 
 def _extract(params: ExtractParams) -> Need:
     rows = read_header(Path(params.prepared_dir) / "rows.safetensors").tensors
-    hidden = read_verifier_files(Path(params.verifier)).hidden_size
+    hidden = read_verifier(Path(params.verifier)).hidden_size
     aux = len(params.aux_layer_ids) if params.aux_layer_ids else DEFAULT_AUX_STATES
     return extract_need(params, rows["input_ids"].shape[0], rows["offsets"].shape[0] - 1, aux, hidden)
 
 
 def _train(params: TrainParams) -> Need:
-    files = read_verifier_files(Path(params.verifier))
+    return train_need(params, drafter_of(params, read_verifier(Path(params.verifier)))[1])
+
+
+def drafter_of(params: TrainParams, files: VerifierFiles) -> tuple[DrafterConfig, DrafterSize]:
+    """The drafter a training will hold, as far as it decides what it takes.
+
+    Raises:
+        ValueError, OSError, KeyError, IndexError: what it depends on is not there, or not what it should be.
+    """
     source = None if params.finetune_from is None else _of_source(params.finetune_from, params, files)
-    return train_need(params, source or size_of(_fresh(params, files)))
+    config = _fresh(params, files)
+    return config, source or size_of(config)
 
 
 def _of_source(path: str, params: TrainParams, files: VerifierFiles) -> DrafterSize | None:

@@ -49,11 +49,14 @@ class Snapshots:
         self._tell = tell
         self._lock = threading.Lock()
         self._by_id: OrderedDict[str, Snapshot] = OrderedDict()
+        self._deleted: set[str] = set()
 
     def put(self, job: Job) -> Snapshot:
         """Serialise a job, without secrets; an older version never replaces a newer one."""
         new = self._of(job)
         with self._lock:
+            if job.id in self._deleted:
+                return new  # whoever had loaded it before must not bring it back
             known = self._by_id.get(job.id)
             if known is not None and known.version > new.version:
                 return known
@@ -64,6 +67,12 @@ class Snapshots:
         if known is None or known.version < new.version:
             self._tell(job.id)
         return new
+
+    def drop(self, job_id: str) -> None:
+        """The job was deleted."""
+        with self._lock:
+            self._deleted.add(job_id)
+            self._by_id.pop(job_id, None)
 
     def get(self, job_id: str) -> Snapshot | None:
         """The view of a job, or None when it has to be loaded."""

@@ -34,10 +34,10 @@ def open_beneath(root: Path, path: Path) -> BinaryIO:
             directory = inner
         # Without waiting: the open of a named pipe would last until somebody writes to it.
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        file = os.fdopen(os.open(parts[-1], flags, dir_fd=directory), "rb")
+        descriptor = os.open(parts[-1], flags, dir_fd=directory)
     finally:
         os.close(directory)
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
         raise OSError(errno.EINVAL, "not a regular file", str(path))
-    return file
+    return os.fdopen(descriptor, "rb")

@@ -7,6 +7,8 @@ from asyncio import TimerHandle, Transport
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from server.errors import BadRequest
+
 KEPT_FREE = 600
 """Descriptors for the database, logs that are read, and workers."""
 
@@ -59,11 +61,12 @@ class GuardedProtocol(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """Answer what is no HTTP, and never reaches the application, as the application would."""
         problem = {
-            "type": "urn:eyas:problem:bad-request",
-            "title": "Bad Request",
-            "status": 400,
+            "type": f"urn:eyas:problem:{BadRequest.kind}",
+            "title": BadRequest.title,
+            "status": BadRequest.status,
             "detail": msg,
             "instance": "",
+            "request_id": None,
             "errors": [],
         }
         body = json.dumps(problem).encode()

@@ -109,7 +109,7 @@ class Chaos:
             elif answer is not None and answer.status_code >= 500:
                 self.faults.lock_errors.append(f"POST /jobs: {answer.status_code} {answer.text[:300]}")
             elif answer is not None and answer.status_code == 409 and self._keyed:
-                pass  # the first request with this key is still at work
+                threading.Event().wait(0.05)  # the first request with this key is still at work
             elif answer is not None and not lose:
                 assert answer.status_code in (200, 201), answer.text
                 order.id = answer.json()["jobs"][0]["id"]

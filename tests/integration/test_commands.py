@@ -52,3 +52,55 @@ def test_checkpoint_verify_needs_no_daemon(eyas, tmp_path):
     answer = eyas("checkpoint", "verify", str(tmp_path), "--json")
     assert answer.returncode == 3
     assert json.loads(answer.stdout)["verdict"] == "unreadable"
+
+
+def test_what_came_of_a_job_at_the_command_line(shared, eyas, tmp_path):
+    daemon, planned = shared
+    request = planned(["on_attempt", [1, "raise", "data"]], name="by hand", labels={"model": "kimi"})
+    output = daemon.root / "by hand"
+    request["params"]["output_dir"] = str(output)
+    [job] = json.loads(eyas("submit", "-", "--json", stdin=json.dumps(request)).stdout)["jobs"]
+    daemon.wait_ended(job["id"])
+    assert job["id"] in eyas("jobs", "--in", "failed", "--label", "model=kimi").stdout
+    assert job["id"] not in eyas("jobs", "--in", "succeeded").stdout
+    assert "bad_data" in eyas("attempts", job["id"]).stdout
+    assert "did you mean failed?" in eyas("jobs", "--in", "faild").stderr
+    assert eyas("retry", job["id"]).stdout.split() == [job["id"], "queued"]
+    daemon.wait_ended(job["id"])
+    assert len(eyas("attempts", job["id"]).stdout.splitlines()) == 2
+    (output / "a.json").write_text("{}")
+    assert "report" in eyas("artifacts", job["id"]).stdout
+    fetched = tmp_path / "b.json"
+    assert eyas("artifacts", job["id"], "a.json", "--to", str(fetched)).stdout == f"{fetched}  2 bytes\n"
+    assert fetched.read_text() == "{}"
+    answer = eyas("artifacts", job["id"], "absent", "--to", str(tmp_path / "absent"))
+    assert (answer.returncode, list(tmp_path.iterdir())) == (1, [fetched])
+    assert "succeeded in 7 days" in eyas("stats").stdout
+    answer = eyas("delete", job["id"], stdin="n\n")
+    assert answer.returncode == 1
+    assert f"stays  {output}" in answer.stdout
+    answer = eyas("delete", job["id"], "--outputs", "--yes")
+    assert answer.returncode == 0, answer.stderr
+    assert not output.exists()
+    assert "there is no job" in eyas("job", job["id"]).stderr
+
+
+def test_a_pipeline_at_the_command_line(shared, eyas, tmp_path):
+    daemon, planned = shared
+    stages = {
+        "one": {"stage": "validate", "params": planned(["until_stopped", None])["params"]},
+        "two": {"stage": "validate", "params": planned()["params"] | {"previous": "${one.output_dir}"}},
+    }
+    file = tmp_path / "chain.yaml"
+    file.write_text(json.dumps({"name": "of two", "stages": stages}))  # JSON is YAML, too
+    look = eyas("submit", str(file), "--dry-run")
+    assert "nothing was stored" in look.stdout, look.stderr
+    made = json.loads(eyas("submit", str(file), "--json").stdout)
+    assert "of two" in eyas("pipeline", "list").stdout
+    assert "two" in eyas("pipeline", "show", made["id"]).stdout
+    daemon.wait_state(made["jobs"][0]["id"], "running")
+    assert "of two" in eyas("pipeline", "cancel", made["id"]).stdout
+    for job in made["jobs"]:
+        assert daemon.wait_ended(job["id"])["state"] == "cancelled"
+    file.write_text("name: x\nstages: {one: {stage: validate, parms: {}}}\n")
+    assert "did you mean params?" in eyas("submit", str(file)).stderr

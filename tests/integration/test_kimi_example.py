@@ -88,12 +88,15 @@ def test_the_users_own_run_as_one_request(new_daemon, tmp_path: Path) -> None:
 def test_a_drafter_made_for_other_states_is_refused_by_name(new_daemon, tmp_path: Path) -> None:
     daemon = new_daemon(OMP_NUM_THREADS="1")
     request = scaled_down(daemon.root, [2, 3, 5])
-    [stored] = daemon.client.submit(request)
-    job = daemon.wait_ended(stored["id"], limit_s=60)
-    assert (job["state"], job["reason"]) == ("failed", "bad_input")
-    assert "[2, 4, 5]" in job["cause"]
-    assert "[2, 3, 5]" in job["cause"]
+    with pytest.raises(ApiError) as refused:
+        daemon.client.submit(request)
+    [fault] = refused.value.fields
+    assert (refused.value.status, fault["pointer"]) == (422, "/params/finetune_from")
+    assert "[2, 4, 5]" in fault["message"]
+    assert "[2, 3, 5]" in fault["message"]
     request["params"] |= {"allow_source_mismatch": True, "epochs": 1, "output_dir": str(daemon.root / "other")}
+    [look] = daemon.client.dry_run(request)["jobs"]
+    assert "source_mismatch_allowed" in [warning["code"] for warning in look["preflight"]["warnings"]]
     [stored] = daemon.client.submit(request)
     job = daemon.wait_ended(stored["id"], limit_s=60)
     assert job["state"] == "succeeded", job

@@ -31,6 +31,11 @@ def test_unknown_fields_come_with_a_suggestion(shared):
     assert "did you mean max_seq_len?" in pointers["/params/max_seq_length"]["message"]
     error = refused(daemon, {"stage": "validate", "param": {}, "params": {}})
     assert field(error) == ("/param", "param is not a field; did you mean params?", "params")
+    params = {"verifier": "/v", "data_dir": "/d", "vocab_map_dir": "/m", "scheduler": "cosin"}
+    error = refused(daemon, {"stage": "train", "params": params})
+    assert (field(error)[0], field(error)[2]) == ("/params/scheduler", "cosine")
+    error = refused(daemon, {"jobs": [{"stage": "validate", "params": {}, "a/b~c": 1}]})
+    assert error.fields[0]["pointer"] == "/jobs/0/a~1b~0c"
     error = refused(daemon, {"stage": "trian", "params": {}})
     assert field(error)[0] == "/stage"
     assert field(error)[2] == "train"
@@ -55,6 +60,32 @@ def test_values_out_of_bounds(shared, value, pointer):
     )
     assert answer.status_code == 422
     assert answer.json()["errors"][0]["pointer"] == f"/params/{pointer}"
+
+
+@pytest.mark.parametrize(
+    ("change", "pointer"),
+    [({"params": {"epochs": True}}, "/params/epochs"), ({"params": {"epochs": "5"}}, "/params/epochs"),
+     ({"params": {"epochs": 5.0}}, "/params/epochs"), ({"params": {"lr": "1e-4"}}, "/params/lr"),
+     ({"params": {"train_head": "yes"}}, "/params/train_head"), ({"params": {"train_head": 1}}, "/params/train_head"),
+     ({"params": {"aux_layer_ids": [1, "2"]}}, "/params/aux_layer_ids/1"), ({"priority": "3"}, "/priority"),
+     ({"priority": True}, "/priority"), ({"max_seconds": "9"}, "/max_seconds"),
+     ({"resources": {"cpus": "1"}}, "/resources/cpus"), ({"retry": {"max_retries": False}}, "/retry/max_retries"),
+     ({"retry": {"on": ["preemted"]}}, "/retry/on/0"), ({"resources": {"gpu": 1}}, "/resources/gpu")],
+)  # fmt: skip
+def test_a_value_of_another_kind_is_not_guessed_at(shared, change, pointer):
+    daemon, _ = shared
+    params = {"verifier": "/v", "data_dir": "/d", "vocab_map_dir": "/m", **change.pop("params", {})}
+    error = refused(daemon, {"stage": "train", "params": params, **change})
+    assert (error.status, [one["pointer"] for one in error.fields]) == (422, [pointer])
+    suggestions = {"/retry/on/0": "preempted", "/resources/gpu": "gpus"}
+    assert error.fields[0]["suggestion"] == suggestions.get(pointer)
+
+
+def test_what_is_of_the_right_kind_in_json_is_taken(shared):
+    daemon, planned = shared
+    request = planned(max_seconds=60, resources={"ram_gib": 1}, retry={"on": ["preempted"], "backoff_s": 1})
+    [job] = daemon.client.submit(request)
+    assert daemon.wait_ended(job["id"])["max_seconds"] == 60.0
 
 
 def test_paths_outside_the_roots(shared, tmp_path):

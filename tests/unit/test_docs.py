@@ -8,7 +8,7 @@ import pytest
 from client.stages import markdown
 from eagle3_core.contract.exits import Reason
 from eagle3_core.contract.params import STAGES
-from server.services.submission import JobRequest
+from server.services.requests import JobRequest
 from server.settings import Settings
 
 ROOT = Path(__file__).parents[2]

@@ -5,16 +5,18 @@ from pathlib import Path
 
 import torch
 
+from eagle3_core.contract.agreement import check_prepared, chosen_layers
 from eagle3_core.contract.params import ExtractParams
+from eagle3_core.contract.prepared_files import PreparedManifest
+from eagle3_core.contract.store_files import StoreMeta
 from eagle3_core.contract.verifier_files import (
     VerifierFiles,
     config_fingerprint,
     read_verifier_files,
-    tokenizer_fingerprint,
 )
 from eagle3_core.data.conversations import TokenRow
-from eagle3_core.data.prepared import PreparedManifest, load_prepared
-from eagle3_core.data.store import DTYPES, StoreMeta, StoreWriter
+from eagle3_core.data.prepared import load_prepared
+from eagle3_core.data.store import DTYPES, StoreWriter
 from eagle3_core.errors import BadInput
 from eagle3_core.training.setup import make_target_head
 from eagle3_core.verifier.tensors import load_verifier_weights
@@ -29,21 +31,6 @@ TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.03}
 """By dtype of the state, relative to the norm of the logits; bfloat16 alone is off by 0.003."""
 
 
-def default_aux_layer_ids(num_hidden_layers: int) -> tuple[int, ...]:
-    """The layers EAGLE-3 reads by default: early, middle, late.
-
-    Raises:
-        BadInput: the verifier has too few layers for three distinct ids.
-    """
-    ids = (2, num_hidden_layers // 2, num_hidden_layers - 3)
-    if not ids[0] < ids[1] < ids[2]:
-        raise BadInput(
-            f"a verifier of {num_hidden_layers} layers is too shallow for the default aux_layer_ids {list(ids)}; "
-            "give aux_layer_ids"
-        )
-    return ids
-
-
 def run(context: StageContext) -> StageResult:
     """Run the verifier over every row and store what enters the wanted layers."""
     params = context.params
@@ -51,7 +38,7 @@ def run(context: StageContext) -> StageResult:
     files = read_verifier_files(Path(params.verifier))
     for code, message in files.warnings:
         context.warn(code, message)
-    aux_ids = _aux_layer_ids(params, files)
+    aux_ids = chosen_layers(params, files)
     manifest, rows = _read_rows(params, files)
     context.phase("loading")
     device = pick_device(params.device)
@@ -110,29 +97,8 @@ def run(context: StageContext) -> StageResult:
 def _read_rows(params: ExtractParams, files: VerifierFiles) -> tuple[PreparedManifest, list[TokenRow]]:
     """The prepared rows, if they are this verifier's and not too long for it."""
     manifest, rows = load_prepared(Path(params.prepared_dir))
-    if manifest.tokenizer_fingerprint != tokenizer_fingerprint(Path(params.verifier)):
-        raise BadInput(
-            f"{params.prepared_dir} was prepared with the tokenizer of {manifest.verifier}, which is not that of "
-            f"{params.verifier}; prepare again with this verifier"
-        )
-
-    longest = max(len(row.token_ids_T) for row in rows)
-    if longest > files.max_position_embeddings:
-        raise BadInput(
-            f"{params.prepared_dir} holds a row of {longest} tokens, the verifier {params.verifier} is made for "
-            f"{files.max_position_embeddings}; prepare again with a lower max_seq_len"
-        )
+    check_prepared(params, files, manifest, max(len(row.token_ids_T) for row in rows))
     return manifest, rows
-
-
-def _aux_layer_ids(params: ExtractParams, files: VerifierFiles) -> tuple[int, ...]:
-    ids = params.aux_layer_ids or default_aux_layer_ids(files.num_hidden_layers)
-    if list(ids) != sorted(set(ids)) or ids[0] < 0 or ids[-1] > files.num_hidden_layers:
-        raise BadInput(
-            f"aux_layer_ids {list(ids)} must ascend without repeats within 0..{files.num_hidden_layers}; "
-            "id k is the state entering layer k"
-        )
-    return ids
 
 
 def length_batches(lengths: list[int], batch_tokens: int) -> Iterator[list[int]]:

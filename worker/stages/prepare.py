@@ -5,9 +5,10 @@ from pathlib import Path
 import torch
 
 from eagle3_core.contract.params import PrepareParams
+from eagle3_core.contract.prepared_files import PreparedManifest
 from eagle3_core.contract.verifier_files import read_verifier_files, tokenizer_fingerprint
 from eagle3_core.data.conversations import TokenRow, cut, read_conversations, tokenize
-from eagle3_core.data.prepared import PreparedManifest, save_manifest, save_rows
+from eagle3_core.data.prepared import save_manifest, save_rows
 from eagle3_core.errors import BadData
 from eagle3_core.model.vocab_map import build_vocab_map, save_vocab_map
 from eagle3_core.training.ttt import counted_rows

@@ -12,8 +12,8 @@ from torch import Tensor
 from eagle3_core.checkpoint.format import DrafterSource
 from eagle3_core.checkpoint.judge import judge
 from eagle3_core.contract.params import TrainParams
+from eagle3_core.contract.prepared_files import MANIFEST, load_manifest
 from eagle3_core.contract.verifier_files import config_fingerprint, read_verifier_files
-from eagle3_core.data.prepared import MANIFEST, load_manifest
 from eagle3_core.data.split import split_by_prompt
 from eagle3_core.data.store import HiddenStateStore
 from eagle3_core.errors import BadData, CheckpointError

@@ -1,6 +1,6 @@
 """Jobs, their dependencies and attempts."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, cast
@@ -23,10 +23,10 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Session
 
-from server.db.models import AttemptTable, DependencyTable, JobTable
+from server.db.models import AttemptTable, DependencyTable, JobTable, LabelTable
 from server.db.queries import leases as lease_queries
 from server.domain.changes import Marks, Standing, news_of
-from server.domain.job import Attempt, Dependency, Job, NewJob
+from server.domain.job import Attempt, Dependency, Job, NewJob, PipelineRef
 from server.domain.policy import Policy
 from server.domain.progress import Status
 from server.domain.resources import GpuRef, Resources
@@ -58,6 +58,8 @@ def insert_jobs(session: Session, jobs: Sequence[NewJob]) -> None:
                 policy=job.policy.model_dump(mode="json"),
                 priority=job.priority,
                 resources=job.resources.model_dump(mode="json"),
+                pipeline_id=None if job.pipeline is None else job.pipeline.id,
+                pipeline_name=None if job.pipeline is None else job.pipeline.name,
                 cancel_checkpoint=True,
                 idempotency_key=job.idempotency_key,
                 body_hash=job.body_hash,
@@ -68,18 +70,20 @@ def insert_jobs(session: Session, jobs: Sequence[NewJob]) -> None:
     for job in jobs:
         for position, needed in enumerate(job.depends_on):
             session.add(DependencyTable(job_id=job.id, needs_id=needed, position=position))
+        add_labels(session, job.id, job.labels)
     session.flush()
+
+
+def add_labels(session: Session, job_id: str, labels: Mapping[str, str]) -> None:
+    """Store the labels of a job that has none."""
+    for key, value in labels.items():
+        session.add(LabelTable(job_id=job_id, key=key, value=value))
 
 
 def get_job(session: Session, job_id: str) -> Job | None:
     """One job, or None."""
-    found = _load(session, select(JobTable).where(JobTable.id == job_id))
+    found = load(session, select(JobTable).where(JobTable.id == job_id))
     return found[0] if found else None
-
-
-def newest_jobs(session: Session, limit: int) -> list[Job]:
-    """The newest jobs, newest first."""
-    return _load(session, select(JobTable).order_by(JobTable.number.desc()).limit(limit))
 
 
 def standing(session: Session, ids: Sequence[str] | None, limit: int) -> list[Standing]:
@@ -92,12 +96,12 @@ def standing(session: Session, ids: Sequence[str] | None, limit: int) -> list[St
 
 def jobs_of_ids(session: Session, ids: Sequence[str]) -> list[Job]:
     """These jobs, as far as there are any; newest first."""
-    return _load(session, select(JobTable).where(JobTable.id.in_(ids)).order_by(JobTable.number.desc()))
+    return load(session, select(JobTable).where(JobTable.id.in_(ids)).order_by(JobTable.number.desc()))
 
 
 def unfinished_jobs(session: Session) -> list[Job]:
     """Every job that has not ended, oldest first."""
-    return _load(session, select(JobTable).where(JobTable.state.not_in(FINAL_JOB)).order_by(JobTable.number))
+    return load(session, select(JobTable).where(JobTable.state.not_in(FINAL_JOB)).order_by(JobTable.number))
 
 
 def newest_ended(session: Session, limit: int) -> list[str]:
@@ -148,7 +152,7 @@ def live_output_dirs(session: Session) -> dict[str, str]:
 
 def jobs_of_key(session: Session, key: str) -> list[Job]:
     """The jobs that were submitted with an idempotency key, in their order."""
-    return _load(session, select(JobTable).where(JobTable.idempotency_key == key).order_by(JobTable.number))
+    return load(session, select(JobTable).where(JobTable.idempotency_key == key).order_by(JobTable.number))
 
 
 def ask_cancel(session: Session, job_id: str, grace_s: float, now: datetime, checkpoint: bool = True) -> bool:
@@ -191,6 +195,30 @@ def ask_resume(session: Session, job_id: str) -> bool:
     return _changed(session, statement) == 1
 
 
+def ask_retry(session: Session, job: Job) -> bool:
+    """Have a job that ended without success queued for another attempt; False when it changed since it was loaded."""
+    statement = (
+        update(JobTable)
+        .where(JobTable.id == job.id, JobTable.version == job.version)
+        .where(JobTable.state.in_((JobState.FAILED, JobState.CANCELLED)))
+        .values(
+            state=JobState.QUEUED,
+            retried=None if job.attempt is None else job.attempt.number,
+            reason=None,
+            cause=None,
+            hint=None,
+            ended_at=None,
+            cancel_asked_at=None,
+            cancel_grace_s=None,
+            cancel_checkpoint=True,
+            pause_asked_at=None,
+            pause_grace_s=None,
+            version=JobTable.version + 1,
+        )
+    )
+    return _changed(session, statement) == 1
+
+
 def begin_attempt(session: Session, job: Job, now: datetime, gpus: Sequence[GpuRef] = ()) -> Job:
     """Store that a queued job gets a process, and these GPUs; its resources are resolved by now.
 
@@ -217,7 +245,7 @@ def begin_attempt(session: Session, job: Job, now: datetime, gpus: Sequence[GpuR
         "state": AttemptState.STARTING,
         "event_offset": 0,
         "created_at": now,
-        "retries": 0 if last is None else last.retries + (last.reason is not None),
+        "retries": job.retries,
         "gpus": [gpu.model_dump() for gpu in gpus],
     }
     session.execute(insert(AttemptTable).values(row))
@@ -361,11 +389,13 @@ def _chunks(ids: Sequence[str]) -> list[Sequence[str]]:
     return [ids[start : start + _CHUNK] for start in range(0, len(ids), _CHUNK)]
 
 
-def _load(session: Session, statement: Select[JobTable]) -> list[Job]:
+def load(session: Session, statement: Select[JobTable]) -> list[Job]:
+    """The jobs a statement finds, in its order, with all that belongs to them."""
     rows = list(session.scalars(statement, execution_options={"populate_existing": True}))
     ids = [row.id for row in rows]
     needs: dict[str, list[Dependency]] = {}
     attempts: dict[str, AttemptTable] = {}
+    labels: dict[str, dict[str, str]] = {}
     for chunk in _chunks(ids):
         joined = (
             select(DependencyTable.job_id, JobTable.id, JobTable.name, JobTable.state, JobTable.reason)
@@ -378,10 +408,14 @@ def _load(session: Session, statement: Select[JobTable]) -> list[Job]:
         lives = select(AttemptTable).where(AttemptTable.job_id.in_(chunk)).order_by(AttemptTable.number)
         for attempt in session.scalars(lives, execution_options={"populate_existing": True}):
             attempts[attempt.job_id] = attempt
-    return [_job(row, tuple(needs.get(row.id, ())), attempts.get(row.id)) for row in rows]
+        for label in session.scalars(select(LabelTable).where(LabelTable.job_id.in_(chunk)).order_by(LabelTable.key)):
+            labels.setdefault(label.job_id, {})[label.key] = label.value
+    return [_job(row, tuple(needs.get(row.id, ())), attempts.get(row.id), labels.get(row.id, {})) for row in rows]
 
 
-def _job(row: JobTable, depends_on: tuple[Dependency, ...], attempt: AttemptTable | None) -> Job:
+def _job(
+    row: JobTable, depends_on: tuple[Dependency, ...], attempt: AttemptTable | None, labels: Mapping[str, str]
+) -> Job:
     return Job(
         number=row.number,
         id=row.id,
@@ -408,15 +442,19 @@ def _job(row: JobTable, depends_on: tuple[Dependency, ...], attempt: AttemptTabl
         policy=Policy.model_validate(row.policy),
         priority=row.priority,
         resources=Resources.model_validate(row.resources),
+        labels=labels,
+        pipeline=None if row.pipeline_id is None else PipelineRef(row.pipeline_id, row.pipeline_name or ""),
+        retried=row.retried,
         version=row.version,
         marks=Marks(row.progress_version, row.change_version, row.epoch_version, row.checkpoint_version),
         status=Status.model_validate_json(row.status),
         depends_on=depends_on,
-        attempt=None if attempt is None else _attempt(attempt),
+        attempt=None if attempt is None else attempt_of(attempt),
     )
 
 
-def _attempt(row: AttemptTable) -> Attempt:
+def attempt_of(row: AttemptTable) -> Attempt:
+    """A row as the daemon handles it."""
     return Attempt(
         number=row.number,
         state=AttemptState(row.state),

@@ -11,6 +11,7 @@ from sqlalchemy import insert, update
 from sqlalchemy.orm import Session
 
 from server.db.models import AttemptTable, DependencyTable, JobTable
+from server.db.queries.jobs import add_labels
 from server.domain.job import Attempt, Job
 
 NOT_IN_DIRECTORIES: tuple[str, ...] = ("login_sessions", "api_tokens", "audit_log")
@@ -26,6 +27,7 @@ def insert_jobs(session: Session, jobs: Sequence[Job]) -> None:
         for position, needed in enumerate(job.depends_on):
             if needed.id in known:
                 session.add(DependencyTable(job_id=job.id, needs_id=needed.id, position=position))
+        add_labels(session, job.id, job.labels)
     session.flush()
 
 
@@ -60,6 +62,9 @@ def _row(job: Job) -> dict[str, Any]:
         "body_hash": job.body_hash,
         "priority": job.priority,
         "resources": job.resources.model_dump(mode="json"),
+        "pipeline_id": None if job.pipeline is None else job.pipeline.id,
+        "pipeline_name": None if job.pipeline is None else job.pipeline.name,
+        "retried": job.retried,
         "policy": job.policy.model_dump(mode="json"),
         "status": job.status.model_dump_json(),
         "version": job.version,

@@ -16,9 +16,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig
 
-from eagle3_core.checkpoint.config import describe_drafter
 from eagle3_core.checkpoint.format import read_drafter_config, read_drafter_tensors, write_checkpoint
 from eagle3_core.contract.drafter_config import expected_tensors
+from eagle3_core.contract.drafter_files import describe_drafter
 from eagle3_core.errors import CheckpointError, UnreadableFile
 from tests.cases import make_case, peer_checkpoint
 from tests.makers import DRAFTER, H, V, drafter_tensors, optimizer_state, write_config, write_drafter

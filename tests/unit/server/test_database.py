@@ -11,8 +11,9 @@ from server.db.check import differences
 from server.db.engine import Database
 from server.db.migrate import upgrade
 from server.db.queries import jobs as queries
-from server.db.queries import leases
+from server.db.queries import leases, listing
 from server.domain.job import NewJob
+from server.domain.listing import ALL_JOBS
 from server.domain.resources import GpuRef, Resources
 from server.domain.states import JobState
 from server.errors import StartupError, Unavailable
@@ -84,7 +85,7 @@ def test_jobs_come_back_as_they_were_stored(database):
         queries.insert_jobs(session, [new_job("last", "first"), new_job("first")])
     with database.read() as session:
         last, first = queries.unfinished_jobs(session)
-        assert [job.id for job in queries.newest_jobs(session, 1)] == ["first"]
+        assert [job.id for job in listing.page(session, ALL_JOBS, 1)] == ["first"]
         assert (last.id, last.depends_on[0].id, first.created_at) == ("last", "first", NOW)
         assert queries.upstream_output_dirs(session, ["last"]) == {"/out/last", "/out/first"}
         assert queries.get_job(session, "absent") is None

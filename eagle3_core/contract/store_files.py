@@ -1,0 +1,73 @@
+"""index.json of a hidden-state store: what its states are, and where each row lies. The layout: data/store.py."""
+
+import json
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from eagle3_core.errors import BadData
+
+INDEX = "index.json"
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class StoreMeta(_Frozen):
+    """What the states of a store are. `layer_ids` are aux ids, id k being the state entering layer k."""
+
+    verifier: str
+    config_fingerprint: str
+    tokenizer_fingerprint: str
+    hidden_size: int
+    num_hidden_layers: int
+    vocab_size: int
+    layer_ids: tuple[int, ...]
+    layer_id_convention: Literal["entering"] = "entering"
+    last_layer_id: int
+    last_state: Literal["pre_norm", "post_norm"] = "pre_norm"
+    dtype: Literal["float32", "bfloat16"]
+
+
+class RowEntry(_Frozen):
+    """Where one row lies. `row` is its number in the prepared data, `prompt` a digest of what precedes its answer."""
+
+    row: int
+    start: int = Field(ge=0)
+    length: int = Field(ge=1)
+    prompt: str
+
+
+class ShardEntry(_Frozen):
+    """One shard file."""
+
+    file: str
+    bytes: int
+    sha256: str
+    rows: tuple[RowEntry, ...]
+
+
+class StoreIndex(_Frozen):
+    """index.json."""
+
+    format: Literal["eyas-hidden-states"] = "eyas-hidden-states"
+    schema_version: Literal[1] = 1
+    meta: StoreMeta
+    shards: tuple[ShardEntry, ...] = Field(min_length=1)
+
+
+def read_index(directory: Path) -> StoreIndex:
+    """The index of a finished store; no shard is opened.
+
+    Raises:
+        BadData: it is missing, or not an index.
+    """
+    path = directory / INDEX
+    try:
+        return StoreIndex.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        raise BadData(f"{path} is missing: {directory} is not a finished hidden-state store; run extract") from None
+    except (ValidationError, json.JSONDecodeError) as error:
+        raise BadData(f"{path} is not an index of a hidden-state store: {error}") from error

@@ -10,13 +10,14 @@ down_revision = "0005"
 branch_labels = None
 depends_on = None
 
-_MARKS = ("progress_version", "change_version", "epoch_version", "checkpoint_version")
+_MARKS = {"progress_version": "1", "change_version": "1", "epoch_version": "0", "checkpoint_version": "0"}
+"""Each with its value for a new job."""
 
 
 def upgrade() -> None:
     """Add the columns, all news of jobs of before being of their present version; give the database a name."""
-    for name in _MARKS:
-        op.add_column("jobs", sa.Column(name, sa.Integer(), nullable=False, server_default="1"))
+    for name, first in _MARKS.items():
+        op.add_column("jobs", sa.Column(name, sa.Integer(), nullable=False, server_default=first))
         op.execute(f"UPDATE jobs SET {name} = version")  # noqa: S608 - a name of ours
     incarnation = op.create_table(
         "incarnation",

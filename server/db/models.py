@@ -99,8 +99,8 @@ class JobTable(Base):
     version: Mapped[int]
     progress_version: Mapped[int] = mapped_column(server_default="1")
     change_version: Mapped[int] = mapped_column(server_default="1")
-    epoch_version: Mapped[int] = mapped_column(server_default="1")
-    checkpoint_version: Mapped[int] = mapped_column(server_default="1")
+    epoch_version: Mapped[int] = mapped_column(server_default="0")
+    checkpoint_version: Mapped[int] = mapped_column(server_default="0")
 
 
 class DependencyTable(Base):

@@ -29,12 +29,12 @@ class Until(StrEnum):
 
 @dataclass(frozen=True)
 class Marks:
-    """The version of the job at which each kind of news last occurred."""
+    """The version of the job at which each kind of news last occurred; 0: never."""
 
     progress: int = 1
     change: int = 1
-    epoch: int = 1
-    checkpoint: int = 1
+    epoch: int = 0
+    checkpoint: int = 0
 
     @classmethod
     def all_at(cls, version: int) -> "Marks":

@@ -128,6 +128,7 @@ def test_what_has_occurred_since_is_answered_at_once(shared, http, held):
     after_epoch = daemon.client.wait(job_id, "epoch", start, 30).job
     assert [done["epoch"] for done in after_epoch["epochs_done"]] == [0]
     assert waiting.answer is None
+    assert daemon.client.wait(job_id, "checkpoint", 0, 0.1).outcome == "timeout"  # there was none since the beginning
     step(1)
     written = waiting.get().json()
     assert written["last_checkpoint"] == {"path": "/c/0", "verdict": None}

@@ -91,7 +91,7 @@ def describe_drafter(path: Path) -> DrafterSource:
     notes: list[str] = []
     target = _number(file, whole, "target_hidden_size")
     config = _drafter_config(file, whole, sizes, nested, notes)
-    unjudged = _unjudged(sizes)
+    unjudged = _unjudged(sizes, speculators)
     extras = _extras(whole, sizes)
     wide = [f"target_hidden_size {target} unlike hidden_size {config.hidden_size}"]
     return DrafterSource(
@@ -143,9 +143,9 @@ def _drafter_config(
     if heads % kv_heads:
         raise CheckpointError(f"{file}: num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}")
     ids = _aux_ids(file, whole, nested, notes)
-    mla = _mla(file, sizes)
     head_dim = _number(file, sizes, "head_dim") or hidden // heads
     try:
+        mla = _mla(file, sizes)
         rope, warnings = normalise_rope(sizes, str(file))
         notes.extend(message for _, message in warnings)
         return DrafterConfig(
@@ -267,10 +267,13 @@ def _window(file: Path, sizes: Mapping[str, Any]) -> int | None:
     return _need(file, sizes, "sliding_window") if slides else None
 
 
-def _unjudged(sizes: Mapping[str, Any]) -> list[str]:
+def _unjudged(sizes: Mapping[str, Any], speculators: bool) -> list[str]:
     kind, kinds = sizes.get("model_type"), sizes.get("layer_types")
     latent = sizes.get("kv_lora_rank") is not None
-    found = [] if kind in (None, *(_MLA_TYPES if latent else _LLAMA_TYPES)) else [f"model_type {kind!r}"]
+    known = _MLA_TYPES if latent else _LLAMA_TYPES
+    found = [] if kind in (None, *known) else [f"model_type {kind!r} ({', '.join(known)} are known)"]
+    if latent and speculators:
+        found.append("latent attention in the speculators format, which servers refuse")
     if latent and sizes.get("attention_bias"):
         found.append("attention_bias beside latent attention")
     if isinstance(kinds, list) and len({str(each) for each in kinds}) > 1:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from eagle3_core.contract import tensor_names
 from eagle3_core.contract.drafter_config import MLA
 from eagle3_core.contract.jsonfiles import read_json_object
@@ -300,9 +302,11 @@ def _mla_head_dim(config: VerifierConfig, heads: int) -> int:
 
 
 def _mla(config: VerifierConfig) -> MLA | None:
-    """The sizes of the verifier's latent attention; None where it has none, or not all that a drafter needs."""
-    sizes = {name: config.number(name) for name in MLA.model_fields} if config.is_mla else {}
-    return MLA.model_validate(sizes) if sizes and None not in sizes.values() else None
+    """The sizes of the verifier's latent attention; None where it has none, or none a drafter could take over."""
+    try:
+        return MLA.model_validate({name: config.text.get(name) for name in MLA.model_fields})
+    except ValidationError:
+        return None
 
 
 def _intermediate_size(config: VerifierConfig) -> int:

@@ -198,3 +198,9 @@ def test_sizes_nobody_states(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 9, "kv_lora_rank": 4}))
     with pytest.raises(CheckpointError, match="kv_lora_rank without q_lora_rank"):
         read_drafter_config(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(KIMI | {"qk_rope_head_dim": 7}))
+    with pytest.raises(CheckpointError, match="qk_rope_head_dim is 7: Input should be a multiple of 2"):
+        read_drafter_config(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"speculators_config": {}, "transformer_layer_config": KIMI}))
+    with pytest.raises(CheckpointError, match="latent attention in the speculators format, which servers refuse"):
+        read_drafter_config(tmp_path)

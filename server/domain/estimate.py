@@ -1,15 +1,14 @@
 """GPU memory of a stage, from sizes alone. Pure; whoever calls it has read the headers.
 
-T tokens of the longest row, K TTT steps, A aux states, H hidden, I intermediate, V verifier vocabulary, D draft
+T tokens of a pack, K TTT steps, A aux states, H hidden, I intermediate, V verifier vocabulary, D draft
 vocabulary, nq / nkv heads of width hd. Everything is float32 unless said otherwise; autocast to bfloat16 keeps next to
 nothing less, as weights, softmax and logits stay float32 beside the copies.
 
     train     16 bytes a trained number: weight, gradient, two moments of AdamW
               embedding V x H as the verifier stores it; the verifier's head rows D x H
-              states (A + 1) x H and the verifier's probabilities D, for each of T tokens
-              for each TTT step and token, kept for the backward pass:
-                  attention weights nq x T, queries, keys, values, the streams between, 4 x I of the MLP, 3 x D logits
-              three times the attention weights of one step while they are computed
+              kept for the backward pass, for each of T tokens of a pack: 6 x H, and for each TTT step
+                  2.2 x H of the stream, 2.1 x nq x hd of queries and outputs, 2 x nkv x hd of keys and values
+              what is computed anew or in chunks: 5 x 256 x D of logits and probabilities
     extract   the verifier's numbers in `dtype`; captured states (A + 1) x H of batch_tokens tokens
     evaluate  the verifier's and the drafter's numbers
 """
@@ -22,6 +21,8 @@ from server.domain.space import DTYPE_BYTES, DrafterSize, shown
 
 FLOAT32 = 4
 ADAMW_BYTES = 4 * FLOAT32
+CHUNK_ROWS = 256
+"""Targets whose logits are computed at a time."""
 
 
 @dataclass(frozen=True)
@@ -33,17 +34,17 @@ class Estimate:
 
 
 def kept_for_backward(config: DrafterConfig, tokens: int, ttt_steps: int) -> int:
-    """Bytes that one row's forward pass keeps, all its tokens counted.
+    """Bytes that the forward pass of a pack keeps, all its tokens counted. The factors were measured.
 
     Args:
         config: of the drafter.
-        tokens: T, of the row.
+        tokens: T, of the pack.
         ttt_steps: K.
     """
-    heads = (2 * config.num_attention_heads + 3 * config.num_key_value_heads) * config.head_dim
-    streams = 12 * config.hidden_size + 4 * config.intermediate_size + heads
-    numbers = config.num_attention_heads * tokens + streams + 3 * config.draft_vocab_size
-    return tokens * ttt_steps * numbers * FLOAT32
+    queries = config.num_attention_heads * config.head_dim
+    keys = config.num_key_value_heads * config.head_dim
+    step = 2.2 * config.hidden_size + 2.1 * queries + 2 * keys
+    return int(tokens * (6 * config.hidden_size + ttt_steps * step)) * FLOAT32
 
 
 def train_memory(
@@ -58,19 +59,20 @@ def train_memory(
         embedding_bytes: of the verifier's embedding as it is stored.
         longest: tokens of the longest row; None where it is not known, then `max_seq_len`.
     """
-    tokens = min(longest or params.max_seq_len, params.max_seq_len)
+    row = min(longest or params.max_seq_len, params.max_seq_len)
+    tokens = max(row, params.batch_tokens or params.max_seq_len)
     head = size.draft_vocab_size * size.hidden_size
-    trained = size.body + (head if params.train_head else 0)
+    embedding = size.vocab_size * size.hidden_size if params.train_embedding else 0
+    trained = size.body + (head if params.train_head else 0) + embedding
     fixed = trained * ADAMW_BYTES + embedding_bytes + head * FLOAT32 + (0 if params.train_head else head * FLOAT32)
-    data = tokens * ((config.num_aux_states + 1) * size.hidden_size + 2 * size.draft_vocab_size) * FLOAT32
-    passing = 3 * config.num_attention_heads * tokens * tokens * FLOAT32
+    passing = 5 * CHUNK_ROWS * size.draft_vocab_size * FLOAT32
     kept = kept_for_backward(config, tokens, params.ttt_steps)
-    total = fixed + data + passing + kept
+    total = fixed + passing + kept
     return Estimate(
         total,
         f"about: {shown(trained * ADAMW_BYTES)} for {trained:,} trained numbers x 16 bytes (weight, gradient, two "
         f"moments), {shown(embedding_bytes)} embedding, {shown(head * FLOAT32)} of the verifier's head, "
-        f"{shown(data + passing + kept)} for one row of {tokens} tokens over {params.ttt_steps} TTT steps",
+        f"{shown(passing + kept)} for a pack of {tokens} tokens over {params.ttt_steps} TTT steps",
     )
 
 

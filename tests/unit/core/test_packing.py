@@ -105,8 +105,8 @@ def test_a_pack_whose_loss_is_not_finite_names_the_row(inputs: dict[str, Any], t
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"ttt_step_weights": [1.0, 0.5]}, "2 entries for 3 ttt_steps"),
-        ({"ttt_step_weights": [0.0, 0.0, 0.0]}, "all zero"),
+        ({"ttt_step_weights": (1.0, 0.5)}, "2 entries for 3 ttt_steps"),
+        ({"ttt_step_weights": (0.0, 0.0, 0.0)}, "all zero"),
         ({"loss": {}}, "at least 1"),
         ({"loss": {"hinge": 1.0}}, "hinge"),
         ({"loss": {"tv": 0.0}}, "greater than 0"),
@@ -119,7 +119,7 @@ def test_requests_that_make_no_sense(inputs: dict[str, Any], changes: dict[str, 
 
 
 def test_step_weights_replace_the_decay(inputs: dict[str, Any], tmp_path: Path) -> None:
-    asked = {"epochs": 1, "ttt_step_weights": [1.0, 0.0, 0.5], "loss": {"lk_hybrid": 1.0, "forward_kl": 0.1}}
+    asked = {"epochs": 1, "ttt_step_weights": (1.0, 0.0, 0.5), "loss": {"lk_hybrid": 1.0, "forward_kl": 0.1}}
     train = run(inputs | asked, tmp_path / "out").data["epochs"][0]["train"]
     first, _, third = train["loss_per_step"]
     assert train["loss"] == pytest.approx(first + 0.5 * third)

@@ -91,7 +91,9 @@ class AccessControl:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = scope.setdefault("state", {})["request_id"] = request_id_of(Headers(scope=scope))
+        request_id = scope.setdefault("state", {})["request_id"] = request_id_of(
+            Headers(scope=scope), self._redactor.text
+        )
         caller, refusal, worth_noting = self._judge(scope)
         redact = True
 

@@ -58,10 +58,12 @@ class Problem(BaseModel):
     errors: list[ProblemField] = []
 
 
-def request_id_of(headers: Headers) -> str:
-    """What a request is called in its answer and in the log: as the client says, where that is a plain word."""
+def request_id_of(headers: Headers, redact: Redact) -> str:
+    """What a request is called in its answer and in the log: as the client says, where that is a plain word and no
+    secret.
+    """
     given = headers.get(REQUEST_ID, "")
-    return given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
+    return given if _REQUEST_ID.fullmatch(given) and redact(given) == given else secrets.token_hex(8)
 
 
 def problem_response(error: ServiceError, path: str, request_id: str, redact: Redact) -> JSONResponse:

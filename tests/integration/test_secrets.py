@@ -30,10 +30,14 @@ def shown(daemon, job_ids):
     answers = []
     with httpx.Client(base_url=daemon.client.url, trust_env=False, timeout=30) as http:
         good = {"Authorization": f"Bearer {token}"}
-        paths = {route.path for router in ROUTERS for route in router.routes if "GET" in route.methods} - {"/login"}
+        paths = {route.path_format for router in ROUTERS for route in router.routes if "GET" in route.methods} - {
+            "/login"
+        }
         for path in [*sorted(paths), "/openapi.json"]:
             for job_id in [*job_ids, CANARY]:
-                answers.append(http.get(path.format(job_id=job_id, name=CANARY), headers=good))
+                answers.append(
+                    http.get(path.format(job_id=job_id, name=CANARY, pipeline_id=CANARY, path=CANARY), headers=good)
+                )
         for job_id in job_ids:
             answers += [http.get(f"/jobs/{job_id}/log?offset={n}&limit=7", headers=good) for n in range(200)]
         json_good = {**good, "Content-Type": "application/json"}

@@ -1,8 +1,8 @@
 """config.json of a drafter, in any of the formats drafters are published in, as one DrafterConfig.
 
     speculators   speculators_config, transformer_layer_config {sizes, rope}, flags and aux ids at the top
-    others        LlamaForCausalLMEagle3 / Eagle3LlamaForCausalLM / LlamaForCausalLM + draft_vocab_size: sizes at the
-                  top, flags at the top or in eagle_config, aux ids at the top or in eagle_config
+    others        an architecture with Eagle3 in its name, or LlamaForCausalLM + draft_vocab_size: sizes at the top,
+                  flags at the top or in eagle_config, aux ids at the top or in eagle_config
 
 Aux layer ids: at the top, id k is the state entering layer k (vLLM, speculators). Nested ids that begin with 1 are
 outputs of layers (SpecForge, SGLang, Model-Optimizer) and are read as k + 1; others stay, as SGLang does for DeepSeek
@@ -16,16 +16,27 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from eagle3_core.checkpoint.weights import open_drafter_weights
 from eagle3_core.contract.drafter_config import DrafterConfig
-from eagle3_core.contract.headers import read_header
 from eagle3_core.contract.jsonfiles import read_json_object
 from eagle3_core.contract.rope import normalise_rope
-from eagle3_core.errors import BadInput, CheckpointError, NotADrafter, UnreadableFile
+from eagle3_core.errors import BadInput, CheckpointError, NotADrafter
 
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-_EAGLE3_ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3DraftModel", "Eagle3Speculator")
 _MAX_LAYERS = 256
 _AUX_KEY = "eagle_aux_hidden_state_layer_ids"
+
+
+@dataclass(frozen=True)
+class LatentAttention:
+    """Sizes of multi-head latent attention (DeepSeek, Kimi), whose queries, keys and values pass through narrow
+    projections: q_a [q_lora_rank], kv_a [kv_lora_rank + qk_rope_head_dim]."""
+
+    q_lora_rank: int | None
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
 
 
 @dataclass(frozen=True)
@@ -41,6 +52,9 @@ class DrafterSource:
     extras: qk_norm, mlp_bias, fc_bias: parts with tensors of their own.
     target_hidden_size: width of the aux states where it is not hidden_size.
     captured_after: made by speculators 0.3, whose layer ids mean the state after the layer and are not written.
+    latent: its attention where that is latent.
+    tied: tie_word_embeddings is true.
+    raw: config.json itself.
     """
 
     config: DrafterConfig
@@ -52,6 +66,9 @@ class DrafterSource:
     extras: frozenset[str] = frozenset()
     target_hidden_size: int | None = None
     captured_after: bool = False
+    latent: LatentAttention | None = None
+    tied: bool = False
+    raw: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read_drafter_config(path: Path) -> DrafterSource:
@@ -78,6 +95,9 @@ def describe_drafter(path: Path) -> DrafterSource:
     except BadInput as error:
         raise CheckpointError(str(error)) from error
     speculators = "speculators_config" in whole or "speculators_model_type" in whole
+    kind = whole.get("speculators_model_type")
+    if kind not in (None, "eagle3"):
+        raise NotADrafter(f"{file}: speculators_model_type is {kind!r}, not 'eagle3'")
     sizes = whole.get("transformer_layer_config") if speculators else whole
     if not isinstance(sizes, dict):
         raise CheckpointError(f"{file}: transformer_layer_config is {sizes!r}, not an object")
@@ -89,17 +109,25 @@ def describe_drafter(path: Path) -> DrafterSource:
     config = _drafter_config(path, whole, sizes, nested, notes)
     unjudged = _unjudged(sizes)
     extras = _extras(whole, sizes)
+    latent = _latent(file, whole, sizes)
     wide = [f"target_hidden_size {target} unlike hidden_size {config.hidden_size}"]
+    mla = ["latent attention (MLA)"]
     return DrafterSource(
         config=config,
         format=form,
         verifier_name=_verifier_name(whole),
         notes=notes,
-        unsupported=unjudged + sorted(extras) + (wide if target not in (None, config.hidden_size) else []),
+        unsupported=unjudged
+        + sorted(extras)
+        + (wide if target not in (None, config.hidden_size) else [])
+        + (mla if latent is not None else []),
         unjudged=unjudged,
         extras=extras,
         target_hidden_size=target,
         captured_after=_by_speculators_0_3(whole),
+        latent=latent,
+        tied=whole.get("tie_word_embeddings") is True or sizes.get("tie_word_embeddings") is True,
+        raw=whole,
     )
 
 
@@ -110,11 +138,9 @@ def _by_speculators_0_3(whole: Mapping[str, Any]) -> bool:
 def _hf_format(file: Path, whole: Mapping[str, Any], nested: Mapping[str, Any]) -> str:
     names = whole.get("architectures")
     names = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
-    if any("DeepseekV2" in name or "DeepseekV3" in name for name in names) and any("Eagle3" in n for n in names):
-        raise CheckpointError(f"{file}: {names[0]}: drafters with latent attention are not supported")
     if "use_aux_hidden_state" in nested and "next_layer_regular" in nested:
         return "modelopt"
-    if any(name in _EAGLE3_ARCHITECTURES for name in names):
+    if any("eagle3" in name.lower() for name in names):
         return "specforge" if names[0] == "LlamaForCausalLMEagle3" else "hf-eagle3"
     if "draft_vocab_size" in whole:
         return "official-eagle"
@@ -146,7 +172,7 @@ def _drafter_config(
             intermediate_size=_need(file, sizes, "intermediate_size"),
             num_attention_heads=heads,
             num_key_value_heads=kv_heads,
-            head_dim=_number(file, sizes, "head_dim") or hidden // heads,
+            head_dim=_number(file, sizes, "head_dim") or _number(file, sizes, "v_head_dim") or hidden // heads,
             num_hidden_layers=_count(file, sizes, "num_hidden_layers") or 1,
             vocab_size=vocab,
             draft_vocab_size=draft or vocab,
@@ -234,16 +260,31 @@ def _aux_count(
 
 def _fc_columns(path: Path) -> int | None:
     try:
-        tensors = read_header(path / "model.safetensors").tensors
-    except UnreadableFile:
+        entry = open_drafter_weights(path).entries.get("fc.weight")
+    except BadInput:
         return None
-    info = tensors.get("fc.weight") or tensors.get("model.fc.weight")
-    return info.shape[1] if info is not None and len(info.shape) == 2 else None
+    return entry.shape[1] if entry is not None and len(entry.shape) == 2 else None
 
 
 def _unjudged(sizes: Mapping[str, Any]) -> list[str]:
     kind = sizes.get("model_type", "llama")
-    return [] if kind in ("llama", "qwen3", None) else [f"model_type {kind!r} (llama-style drafters only)"]
+    if kind in ("llama", "qwen3", None) or sizes.get("kv_lora_rank") is not None:
+        return []
+    return [f"model_type {kind!r} (drafters are llama-style, qwen3-style or have latent attention)"]
+
+
+def _latent(file: Path, whole: Mapping[str, Any], sizes: Mapping[str, Any]) -> LatentAttention | None:
+    if sizes.get("kv_lora_rank") is None:
+        if "deepseek" in str(whole.get("architectures")).lower():
+            raise CheckpointError(f"{file}: kv_lora_rank is missing, and {whole['architectures']} have latent attention")
+        return None
+    return LatentAttention(
+        q_lora_rank=_number(file, sizes, "q_lora_rank"),
+        kv_lora_rank=_need(file, sizes, "kv_lora_rank"),
+        qk_nope_head_dim=_need(file, sizes, "qk_nope_head_dim"),
+        qk_rope_head_dim=_need(file, sizes, "qk_rope_head_dim"),
+        v_head_dim=_need(file, sizes, "v_head_dim"),
+    )
 
 
 def _extras(whole: Mapping[str, Any], sizes: Mapping[str, Any]) -> frozenset[str]:

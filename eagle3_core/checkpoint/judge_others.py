@@ -1,77 +1,191 @@
-"""The judge on a checkpoint beside others: the epoch before, and the verifier it drafts for."""
+"""The judge on a checkpoint beside others: the epoch before, and the verifier's embedding and head.
+
+R rows of a piece, H hidden, D draft vocabulary.
+"""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from eagle3_core.checkpoint.config import DrafterSource
 from eagle3_core.checkpoint.findings import Report
+from eagle3_core.checkpoint.judge_bytes import Part
+from eagle3_core.checkpoint.judge_tensors import FLOATS
+from eagle3_core.checkpoint.manifest import Manifest, read_manifest
+from eagle3_core.checkpoint.stream import OpenFile, Stream
 from eagle3_core.checkpoint.weights import DrafterWeights, Entry, open_drafter_weights
-from eagle3_core.contract.tensor_names import EMBEDDING
-from eagle3_core.contract.verifier_config import read_verifier_config
-from eagle3_core.contract.verifier_files import find_tensor
-from eagle3_core.contract.weight_files import TensorLocation, read_weight_files
-from eagle3_core.errors import BadInput
-from eagle3_core.verifier.tensors import tensor_chunks
+from eagle3_core.contract.weight_files import TensorLocation
+from eagle3_core.verifier.tensors import TORCH_DTYPES, load_rows
 
-_NOT_TRAINED = frozenset({"embed_tokens.weight", "d2t", "t2d"})
+NOT_TRAINED = frozenset({"embed_tokens.weight", "d2t", "t2d"})
+"""What no training changes: a drafter's embedding and vocabulary map."""
+
+_WORD = 8
+_SPANS, _SPAN_BYTES = 64, 1024
+_SAME_TENSOR, _OTHER_TENSOR = 0.8, 0.5
+"""Cosine between samples of one tensor a step of training apart is near 1, between two tensors near 0."""
+
+_SCALE = 4.0
+_BLOCK_VALUES = 1 << 20
+_DERIVED, _ASTRAY = 0.5, 0.2
+"""Rows of a head that began as the verifier's stay near them; a row this far from its own is another token's."""
+
+
+class Previous:
+    """The checkpoint of the epoch before, to be compared tensor by tensor while the judged one is read.
+
+    Raises:
+        BadInput: it cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.weights = open_drafter_weights(path)
+        manifest = read_manifest(path) if path.is_dir() else None
+        self._manifest = manifest if isinstance(manifest, Manifest) else None
+        self._stream = Stream()
+        self.same: set[str] = set()
+
+    def watch(self, name: str, entry: Entry, part: Part, manifest: Manifest | None) -> None:
+        """Have a tensor compared: by digests where both checkpoints recorded them, else byte by byte."""
+        other = self.weights.entries.get(name)
+        if other is None or (entry.dtype, entry.shape) != (other.dtype, other.shape) or other.location is None:
+            return
+        then, now = _recorded(self._manifest, other), _recorded(manifest, entry)
+        if then is not None and now is not None and then.partition(":")[0] == now.partition(":")[0]:
+            if then == now:
+                self.same.add(name)
+            return
+        look = _Equal(self._stream, other.location, part.row_bytes)
+        part.looks.append(look.update)
+        part.done.append(lambda _: self.same.add(name) if look.equal else None)
+
+
+def _recorded(manifest: Manifest | None, entry: Entry) -> str | None:
+    return None if manifest is None else manifest.tensors.get(entry.file.name, {}).get(entry.stored_name)
+
+
+class _Equal:
+    """Whether bytes that go by are those of another file; reads on only as long as they are."""
+
+    def __init__(self, stream: Stream, location: TensorLocation, row_bytes: int) -> None:
+        self.equal = True
+        self._pieces = _pieces(stream, location, row_bytes)
+
+    def update(self, raw: memoryview) -> None:
+        if self.equal:
+            self.equal = _same(raw, next(self._pieces))
+
+
+def _pieces(stream: Stream, location: TensorLocation, row_bytes: int) -> Iterator[memoryview]:
+    with stream.opened(location.file) as file:
+        yield from file.pieces(location.info.start, location.info.end, row_bytes)
+
+
+def _same(one: memoryview, other: memoryview) -> bool:
+    words = len(one) // _WORD * _WORD  # torch compares words at memory speed, Python bytes do not
+    if words and not torch.equal(
+        torch.frombuffer(one[:words], dtype=torch.int64), torch.frombuffer(other[:words], dtype=torch.int64)
+    ):
+        return False
+    return bytes(one[words:]) == bytes(other[words:])
 
 
 def check_against_previous(
     report: Report,
     directory: Path,
     weights: DrafterWeights,
-    previous: Path,
+    previous: Previous,
     trained: set[str] | None,
-    frozen: frozenset[str] = _NOT_TRAINED,
+    frozen: frozenset[str],
 ) -> None:
-    """Weights that training should have moved, and those it should not.
+    """Weights that training should have moved, those it should not, and how far.
 
     Args:
         report: where findings go.
         directory: the judged checkpoint.
         weights: its tensors.
-        previous: the checkpoint before.
+        previous: the checkpoint before, after every tensor was watched.
         trained: parameters the optimizer knows; None: all but `frozen`.
-        frozen: what no training changes; by default a drafter's embedding, d2t and t2d.
+        frozen: what no training changes.
     """
-    try:
-        earlier = open_drafter_weights(previous)
-        same = {name for name, entry in weights.entries.items() if _equal(entry, earlier.entries.get(name))}
-        _compare_configs(report, directory, previous)
-    except BadInput as error:
-        report.add("previous_unreadable", f"the previous checkpoint could not be read: {error}")
-        return
-    both = weights.entries.keys() & earlier.entries.keys()
+    same, name_before = previous.same, previous.path.name
+    both = weights.entries.keys() & previous.weights.entries.keys()
     moving = (both - frozen) if trained is None else (both & trained)
     still = sorted(moving & same)
     if moving and len(still) == len(moving):
         names = ", ".join(still[:3])
         report.add(
             "weights_unchanged",
-            f"all {len(still)} trained tensors are the same as in {previous.name}: {names} ...",
+            f"all {len(still)} trained tensors are the same as in {name_before}: {names} ...",
             file=weights.files[0],
             tensor=still[0],
         )
     else:
         for name in still:
             report.add(
-                "tensor_unchanged", f"{name} is the same as in {previous.name}", file=weights.files[0], tensor=name
+                "tensor_unchanged", f"{name} is the same as in {name_before}", file=weights.files[0], tensor=name
             )
     for name in sorted((both & frozen) - same):
         code = "map_changed" if name in ("d2t", "t2d") else "frozen_tensor_changed"
-        report.add(code, f"{name} differs from {previous.name}", file=weights.files[0], tensor=name)
+        report.add(code, f"{name} differs from {name_before}", file=weights.files[0], tensor=name)
+    _compare_values(report, weights, previous, sorted(both - frozen - same))
+    _compare_configs(report, directory, previous.path)
 
 
-def _equal(one: Entry, other: Entry | None) -> bool:
-    if other is None or (one.dtype, one.shape) != (other.dtype, other.shape):
-        return False
-    reader = _Reader(other)
-    return all(
-        torch.equal(piece.view(torch.uint8), reader.take(piece.numel()).view(torch.uint8)) for piece in one.chunks()
-    )
+def _compare_values(report: Report, weights: DrafterWeights, previous: Previous, moved: list[str]) -> None:
+    """Size and direction of samples of each tensor against the epoch before."""
+    before = previous.weights.entries
+    old = {name: sample for name in moved if (sample := _sample(before[name])) is not None}
+    for name in moved:
+        entry, new = weights.entries[name], _sample(weights.entries[name])
+        if new is None or name not in old or entry.shape != before[name].shape or not bool(torch.isfinite(new).all()):
+            continue
+        size, size_before = _rms(new), _rms(old[name])
+        if size_before > 0 and not 1 / _SCALE <= size / size_before <= _SCALE:
+            report.add(
+                "distribution_shift",
+                f"{name} has root mean square {size:.3g}, {size_before:.3g} in {previous.path.name}",
+                file=entry.file,
+                tensor=name,
+            )
+        if len(entry.shape) > 1 and (own := _cosine(new, old[name])) < _OTHER_TENSOR:
+            alike = [other for other in moved if other != name and before[other].shape == entry.shape and other in old]
+            swapped = next((other for other in alike if _cosine(new, old[other]) > _SAME_TENSOR), None)
+            code = "unlike_previous" if swapped is None else "tensors_swapped"
+            what = f"is turned away (cosine {own:.2f}) from itself" if swapped is None else f"is what {swapped} was"
+            report.add(code, f"{name} {what} in {previous.path.name}", file=entry.file, tensor=name)
+
+
+def _sample(entry: Entry) -> Tensor | None:
+    """float32 [S], the same places of every tensor of this shape, spread over it."""
+    if entry.location is None or entry.dtype not in FLOATS or 0 in entry.shape:
+        return None
+    info, dtype = entry.location.info, TORCH_DTYPES[entry.dtype]
+    span = _SPAN_BYTES // 4 * dtype.itemsize
+    length = info.end - info.start
+    if length <= _SPANS * span:
+        starts, span = [info.start], length
+    else:
+        last = (length - span) // dtype.itemsize
+        starts = [info.start + last * step // (_SPANS - 1) * dtype.itemsize for step in range(_SPANS)]
+    with entry.file.open("rb") as file:
+        raw = bytearray()
+        for start in starts:
+            file.seek(start)
+            raw += file.read(span)
+    return torch.frombuffer(raw, dtype=dtype).float()
+
+
+def _rms(values: Tensor) -> float:
+    return float(values.square().mean().sqrt())
+
+
+def _cosine(one: Tensor, other: Tensor) -> float:
+    return float(torch.nn.functional.cosine_similarity(one, other, dim=0))
 
 
 def _compare_configs(report: Report, directory: Path, previous: Path) -> None:
@@ -89,89 +203,82 @@ def _compare_configs(report: Report, directory: Path, previous: Path) -> None:
             )
 
 
-def check_against_verifier(
-    report: Report, directory: Path, source: DrafterSource, weights: DrafterWeights, verifier: Path
-) -> None:
-    """Sizes, layer ids and embedding against those of the verifier."""
-    try:
-        config = read_verifier_config(verifier)
-        files = read_weight_files(verifier)
-        embedding = find_tensor(EMBEDDING, files)
-    except BadInput as error:
-        report.add("verifier_unreadable", f"the verifier could not be read: {error}")
+class _Rows:
+    """Rows of a drafter's matrix beside rows of one of the verifier's, a block at a time."""
+
+    def __init__(self, entry: Entry, theirs: TensorLocation, rows: Tensor) -> None:
+        """Compare row r of `entry` with row `rows[r]` (int64 [R]) of `theirs`, as far as `rows` goes."""
+        self._dtype, self._columns = TORCH_DTYPES[entry.dtype], entry.shape[1]
+        self._theirs, self._rows, self._seen = theirs, rows, 0
+
+    def blocks(self, raw: memoryview) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """(first row, ours [R, H], theirs [R, H]) of a piece of the matrix."""
+        ours = torch.frombuffer(raw, dtype=self._dtype).view(-1, self._columns)
+        size = max(_BLOCK_VALUES // self._columns, 1)
+        for first in range(0, len(ours), size):
+            wanted = self._rows[self._seen + first : self._seen + first + size]
+            if len(wanted):
+                block = ours[first : first + len(wanted)]
+                yield self._seen + first, block, load_rows(self._theirs, wanted)
+        self._seen += len(ours)
+
+
+def watch_embedding(report: Report, entry: Entry, part: Part, verifier: TensorLocation, trained: bool) -> None:
+    """Have the embedding compared with the verifier's, in the drafter's precision; rows one lacks are padding."""
+    shared = min(entry.shape[0], verifier.info.shape[0])
+    rows = _Rows(entry, verifier, torch.arange(shared))
+    different: list[int] = []
+
+    def look(raw: memoryview) -> None:
+        for start, ours, theirs in rows.blocks(raw):
+            unequal = (ours != theirs.to(ours.dtype)).any(dim=1).nonzero().flatten()
+            different.extend((unequal + start).tolist())
+
+    def done(_: OpenFile) -> None:
+        if different and not trained:
+            report.add(
+                "embedding_differs",
+                f"embed_tokens.weight differs from the verifier's {verifier.name} in {len(different)} of {shared} "
+                f"rows, the first is {different[0]}",
+                file=entry.file,
+                tensor="embed_tokens.weight",
+            )
+
+    part.looks.append(look)
+    part.done.append(done)
+
+
+def watch_head(report: Report, entry: Entry, part: Part, verifier: TensorLocation, targets: list[int]) -> None:
+    """Have the rows of the head compared with those of the verifier's that d2t leads to.
+
+    A head that was initialised from the verifier's keeps most of each row's direction, also where it is trained. One
+    that was trained from nothing has no likeness at all and tells nothing.
+    """
+    if max(targets, default=0) >= verifier.info.shape[0]:
         return
-    file = directory / "config.json"
-    rows, hidden = embedding.info.shape[0], config.hidden_size
-    vocab_size = config.vocab_size or rows
-    drafter = source.config
-    if drafter.vocab_size not in (vocab_size, rows):
-        report.add("verifier_differs", f"vocab_size is {drafter.vocab_size}, the verifier's is {vocab_size}", file=file)
-    width = source.target_hidden_size or drafter.hidden_size
-    if width != hidden:
-        key = "target_hidden_size" if source.target_hidden_size else "hidden_size"
-        report.add("verifier_differs", f"{key} is {width}, the verifier's hidden_size is {hidden}", file=file)
-    beyond = [index for index in drafter.aux_layer_ids or () if index > config.num_hidden_layers]
-    if beyond:
-        report.add(
-            "aux_id_out_of_range",
-            f"layer ids {beyond} are beyond the verifier's {config.num_hidden_layers} layers",
-            file=file,
-        )
-    entry = weights.entries.get("embed_tokens.weight")
-    if entry is not None and len(entry.shape) == 2 and entry.shape[1] == hidden and len(embedding.info.shape) == 2:
-        _compare_embedding(report, entry, embedding, _says_trained(directory))
+    rows = _Rows(entry, verifier, torch.tensor(targets))
+    likeness: list[Tensor] = []
+
+    def look(raw: memoryview) -> None:
+        for _, ours, theirs in rows.blocks(raw):
+            likeness.append(torch.nn.functional.cosine_similarity(ours.float(), theirs.float(), dim=1))
+
+    def done(_: OpenFile) -> None:
+        cosine = torch.cat(likeness) if likeness else torch.empty(0)
+        astray = (cosine < _ASTRAY).nonzero().flatten().tolist()
+        if astray and float(cosine.median()) > _DERIVED:
+            report.add(
+                "head_rows_differ",
+                f"{len(astray)} rows of lm_head.weight are unlike the verifier's {verifier.name} for the tokens d2t "
+                f"leads them to, though the others are alike: draft ids {astray[:4]}",
+                file=entry.file,
+                tensor="lm_head.weight",
+            )
+
+    part.looks.append(look)
+    part.done.append(done)
 
 
-def _says_trained(directory: Path) -> bool:
-    try:
-        config: Any = json.loads((directory / "config.json").read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(config, dict) and config.get("embed_requires_grad") is True
-
-
-def _compare_embedding(report: Report, entry: Entry, verifier: TensorLocation, trained: bool) -> None:
-    """Row by row in the drafter's precision; rows the other does not have are padding."""
-    columns = entry.shape[1]
-    reader = _Reader(entry)
-    wanted = min(entry.shape[0], verifier.info.shape[0])
-    different = compared = 0
-    first = None
-    for piece in tensor_chunks(verifier):
-        theirs = piece.view(-1, columns)[: wanted - compared]
-        if not len(theirs):
-            break
-        ours = reader.take(theirs.numel()).view(-1, columns)
-        unequal = (ours != theirs.to(ours.dtype)).any(dim=1)
-        if bool(unequal.any()):
-            first = compared + int(unequal.nonzero()[0]) if first is None else first
-            different += int(unequal.sum())
-        compared += len(theirs)
-    if different and not trained:
-        report.add(
-            "embedding_differs",
-            f"embed_tokens.weight differs from the verifier's {verifier.name} in {different} of {compared} rows, "
-            f"the first is {first}",
-            file=entry.file,
-            tensor="embed_tokens.weight",
-        )
-
-
-class _Reader:
-    """Hands out a tensor in pieces of any length, though it is read in pieces of its own."""
-
-    def __init__(self, entry: Entry) -> None:
-        self._chunks = entry.chunks()
-        self._held = torch.empty(0)
-
-    def take(self, count: int) -> torch.Tensor:
-        """The next `count` values; valid until the next call."""
-        parts: list[torch.Tensor] = []
-        while count:
-            if not len(self._held):
-                self._held = next(self._chunks)
-            part, self._held = self._held[:count], self._held[count:]
-            count -= len(part)
-            # The next piece overwrites the buffer this one lies in.
-            parts.append(part.clone() if count else part)
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+def says_trained(raw: Any) -> bool:
+    """Whether config.json says that the embedding was trained."""
+    return isinstance(raw, dict) and raw.get("embed_requires_grad") is True

@@ -1,26 +1,18 @@
-"""The judge on config and tensors: names, shapes, dtypes, and every value.
+"""The judge on config and tensors: names, shapes, dtypes.
 
 A aux states, H hidden, D draft vocabulary, V verifier vocabulary.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-from torch import Tensor
-
-from eagle3_core.checkpoint.config import DrafterSource
+from eagle3_core.checkpoint.config import DrafterSource, LatentAttention
 from eagle3_core.checkpoint.findings import Report
-from eagle3_core.checkpoint.judge_files import add_unreadable
 from eagle3_core.checkpoint.weights import DrafterWeights, Entry
 from eagle3_core.contract.drafter_config import DrafterConfig, expected_tensors
-from eagle3_core.errors import UnreadableFile
 
-EXTREME = 1e5
-"""No weight of a working drafter comes near; one flipped exponent bit passes it."""
+FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 
-_FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
-_KINDS = {"float": _FLOATS, "int64": frozenset({"I64"}), "bool": frozenset({"BOOL"})}
+_KINDS = {"float": FLOATS, "int64": frozenset({"I64"}), "bool": frozenset({"BOOL"})}
 _FLAG_TENSORS = (
     ("input_norm.", "norm_before_fc"),
     ("fc_norm.", "fc_norm"),
@@ -43,6 +35,13 @@ def check_config(report: Report, directory: Path, source: DrafterSource, weights
             report.add("aux_ids_not_stated", note, file=file)
         else:
             report.add("config_note", note, file=file)
+    if source.tied and source.config.draft_vocab_size != source.config.vocab_size:
+        report.add(
+            "tied_head",
+            f"tie_word_embeddings is true, yet draft_vocab_size {source.config.draft_vocab_size} differs from "
+            f"vocab_size {source.config.vocab_size}: the head cannot be the embedding",
+            file=file,
+        )
     _check_aux_ids(report, file, source, weights)
 
 
@@ -70,7 +69,7 @@ def _check_aux_ids(report: Report, file: Path, source: DrafterSource, weights: D
 
 def check_names(report: Report, directory: Path, source: DrafterSource, weights: DrafterWeights) -> set[str]:
     """Every expected tensor with its shape and dtype class, and no other; returns the names that are sound."""
-    expected = _expected(source)
+    expected = expected_of(source)
     sound = set()
     for name, (shape, kind) in expected.items():
         entry = weights.entries.get(name)
@@ -83,7 +82,33 @@ def check_names(report: Report, directory: Path, source: DrafterSource, weights:
     return sound
 
 
-def _expected(source: DrafterSource) -> dict[str, tuple[tuple[int, ...], str]]:
+def _latent_tensors(config: DrafterConfig, latent: LatentAttention, index: int) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of latent attention in one layer.
+
+    Source: vLLM `deepseek_eagle3.py`, SGLang `kimi_k25_eagle3.py`, Model-Optimizer's exporter.
+    """
+    width = 2 * config.hidden_size if index == 0 else config.hidden_size
+    heads = config.num_attention_heads
+    query = heads * (latent.qk_nope_head_dim + latent.qk_rope_head_dim)
+    shapes: dict[str, tuple[int, ...]] = {
+        "kv_a_proj_with_mqa": (latent.kv_lora_rank + latent.qk_rope_head_dim, width),
+        "kv_a_layernorm": (latent.kv_lora_rank,),
+        "kv_b_proj": (heads * (latent.qk_nope_head_dim + latent.v_head_dim), latent.kv_lora_rank),
+        "o_proj": (config.hidden_size, heads * latent.v_head_dim),
+    }
+    if latent.q_lora_rank is None:
+        shapes["q_proj"] = (query, width)
+    else:
+        shapes |= {
+            "q_a_proj": (latent.q_lora_rank, width),
+            "q_a_layernorm": (latent.q_lora_rank,),
+            "q_b_proj": (query, latent.q_lora_rank),
+        }
+    return {f"layers.{index}.self_attn.{part}.weight": shape for part, shape in shapes.items()}
+
+
+def expected_of(source: DrafterSource) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Name -> (shape, kind) of every tensor that belongs to a drafter with this config."""
     config = source.config
     expected = expected_tensors(config)
     target = source.target_hidden_size
@@ -96,14 +121,25 @@ def _expected(source: DrafterSource) -> dict[str, tuple[tuple[int, ...], str]]:
             expected |= {f"fc_norm.{index}.weight": ((target,), "float") for index in range(config.num_aux_states)}
     if "fc_bias" in source.extras:
         expected["fc.bias"] = ((config.hidden_size,), "float")
+    if source.latent is not None:
+        expected = {name: entry for name, entry in expected.items() if ".self_attn." not in name}
     for index in range(config.num_hidden_layers):
-        if "qk_norm" in source.extras:
-            for part in ("q_norm", "k_norm"):
-                expected[f"layers.{index}.self_attn.{part}.weight"] = ((config.head_dim,), "float")
-        if "mlp_bias" in source.extras:
-            rows = {"gate": config.intermediate_size, "up": config.intermediate_size, "down": config.hidden_size}
-            expected |= {f"layers.{index}.mlp.{part}_proj.bias": ((size,), "float") for part, size in rows.items()}
+        expected |= {name: (shape, "float") for name, shape in _layer_extras(source, index).items()}
     return expected
+
+
+def _layer_extras(source: DrafterSource, index: int) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of what a layer has beside or instead of a llama layer's."""
+    config, layer = source.config, f"layers.{index}."
+    shapes: dict[str, tuple[int, ...]] = {}
+    if source.latent is not None:
+        shapes |= _latent_tensors(config, source.latent, index)
+    elif "qk_norm" in source.extras:
+        shapes |= {f"{layer}self_attn.{part}_norm.weight": (config.head_dim,) for part in ("q", "k")}
+    if "mlp_bias" in source.extras:
+        rows = {"gate": config.intermediate_size, "up": config.intermediate_size, "down": config.hidden_size}
+        shapes |= {f"{layer}mlp.{part}_proj.bias": (size,) for part, size in rows.items()}
+    return shapes
 
 
 def _add_missing(report: Report, directory: Path, source: DrafterSource, weights: DrafterWeights, name: str) -> None:
@@ -164,7 +200,7 @@ def _check_entry(
         code = "map_length" if name in ("d2t", "t2d") and len(entry.shape) == 1 else "shape_differs"
         report.add(
             code,
-            f"{name} has shape {list(entry.shape)}, expected {list(shape)} from {_keys(name, source.config)}",
+            f"{name} has shape {list(entry.shape)}, expected {list(shape)} from {_keys(name, source)}",
             file=entry.file,
             tensor=name,
         )
@@ -174,8 +210,12 @@ def _check_entry(
     return sound
 
 
-def _keys(name: str, config: DrafterConfig) -> str:
+def _keys(name: str, source: DrafterSource) -> str:
     """The config keys a shape follows from."""
+    config = source.config
+    if source.latent is not None and ".self_attn." in name:
+        sizes = ", ".join(f"{key} {value}" for key, value in vars(source.latent).items() if value is not None)
+        return f"hidden_size {config.hidden_size}, num_attention_heads {config.num_attention_heads}, {sizes}"
     hidden, heads, kv = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
     part = name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[2]
     known = {
@@ -195,81 +235,3 @@ def _keys(name: str, config: DrafterConfig) -> str:
         "t2d": f"vocab_size {config.vocab_size}",
     }
     return known.get(part, f"hidden_size {hidden}")
-
-
-@dataclass
-class _Counts:
-    """Sums over one tensor, taken piece by piece."""
-
-    low: float = float("inf")
-    high: float = float("-inf")
-    nan: int = 0
-    inf: int = 0
-    first_bad: int | None = None
-    zero_rows: int = 0
-
-
-def check_values(report: Report, weights: DrafterWeights) -> None:
-    """Every value finite; no zeros or constants where weights should be."""
-    for name, entry in sorted(weights.entries.items()):
-        if entry.dtype not in _FLOATS or 0 in entry.shape:
-            continue
-        try:
-            counts = _scan(entry)
-        except UnreadableFile as error:
-            add_unreadable(report, error)
-            continue
-        _judge_values(report, name, entry, counts)
-
-
-def _scan(entry: Entry) -> _Counts:
-    counts, seen = _Counts(), 0
-    columns = entry.shape[-1] if len(entry.shape) > 1 else 0
-    for piece in entry.chunks():
-        low, high = (float(value) for value in torch.aminmax(piece))
-        # aminmax passes NaN on, so two numbers tell whether the slow count is needed.
-        if not (abs(low) < float("inf") and abs(high) < float("inf")):
-            _count_bad(counts, piece, seen)
-        else:
-            counts.low, counts.high = min(counts.low, low), max(counts.high, high)
-        if columns and piece.numel() % columns == 0:
-            counts.zero_rows += _zero_rows(piece.view(-1, columns))
-        seen += piece.numel()
-    return counts
-
-
-def _count_bad(counts: _Counts, piece: Tensor, seen: int) -> None:
-    nan, inf = torch.isnan(piece), torch.isinf(piece)
-    if counts.first_bad is None:
-        counts.first_bad = seen + int((nan | inf).nonzero()[0])
-    counts.nan += int(nan.sum())
-    counts.inf += int(inf.sum())
-    good = piece[~(nan | inf)]
-    if good.numel():
-        counts.low, counts.high = min(counts.low, float(good.min())), max(counts.high, float(good.max()))
-
-
-def _zero_rows(rows: Tensor) -> int:
-    """Rows of zeros; only those that begin with a zero are looked at in full."""
-    candidates = (rows[:, 0] == 0).nonzero().flatten()
-    return int((rows[candidates] == 0).all(dim=1).sum()) if candidates.numel() else 0
-
-
-def _judge_values(report: Report, name: str, entry: Entry, counts: _Counts) -> None:
-    def add(code: str, message: str) -> None:
-        report.add(code, f"{name} {message}", file=entry.file, tensor=name)
-
-    if counts.nan or counts.inf:
-        place = counts.first_bad or 0
-        at = [place] if len(entry.shape) < 2 else [place // entry.shape[-1], place % entry.shape[-1]]
-        add("not_finite", f"holds {counts.nan} NaN and {counts.inf} Inf, the first at {at}")
-    elif counts.low == counts.high == 0:
-        if not name.endswith(".bias"):
-            add("all_zero", f"{list(entry.shape)} is all zero")
-    elif counts.low == counts.high and len(entry.shape) > 1:
-        add("constant", f"{list(entry.shape)} is {counts.low:g} everywhere")
-    elif counts.zero_rows:
-        code = "zero_embedding_rows" if name == "embed_tokens.weight" else "zero_rows"
-        add(code, f"has {counts.zero_rows} rows of zeros out of {entry.shape[0]}")
-    if max(abs(counts.low), abs(counts.high)) > EXTREME and counts.low <= counts.high:
-        add("extreme_values", f"ranges from {counts.low:g} to {counts.high:g}")

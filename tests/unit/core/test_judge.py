@@ -57,7 +57,7 @@ def test_an_output_directory_means_its_latest_epoch(tmp_path: Path) -> None:
 
 
 def test_a_lone_weight_file(checkpoint: Path) -> None:
-    assert judge(checkpoint / WEIGHTS).to_dict() == {"verdict": "valid", "findings": []}
+    assert judge(checkpoint / WEIGHTS).to_dict() == {"verdict": "valid", "level": "full", "findings": [], "servers": []}
 
 
 @pytest.mark.parametrize(

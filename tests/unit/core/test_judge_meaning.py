@@ -257,7 +257,7 @@ def test_the_command(tmp_path: Path, checkpoint: Path, capsys: pytest.CaptureFix
     bad = foreign(tmp_path, drop("fc.weight"))
     assert verify(bad, True) == EXIT_STATUS["invalid"] == 2
     answer = json.loads(capsys.readouterr().out)
-    assert answer.keys() == {"verdict", "findings"}
+    assert answer.keys() == {"verdict", "level", "findings", "servers"}
     assert answer["findings"][0].keys() == {"code", "severity", "file", "tensor", "message", "hint"}
     assert verify(bad, False) == 2
     assert "missing_tensor" in capsys.readouterr().out

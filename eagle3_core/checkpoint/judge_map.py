@@ -7,7 +7,8 @@ Source: facts of the format as vLLM, SGLang and speculators read it: all three a
 import sys
 from array import array
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import compress, count, pairwise
+from operator import add
 
 from eagle3_core.checkpoint.config import DrafterSource
 from eagle3_core.checkpoint.findings import Report
@@ -48,7 +49,7 @@ def check_map(report: Report, source: DrafterSource, weights: DrafterWeights, so
         )
     if d2t_entry is None or d2t is None:
         return None
-    targets = [index + offset for index, offset in enumerate(d2t)]
+    targets = list(map(add, count(), d2t))
     _check_d2t(report, source, d2t_entry, d2t, targets, wanted)
     bad = any(finding.severity == "error" for finding in report.findings[before:])
     return None if bad else targets
@@ -75,7 +76,7 @@ def _int64(raw: bytes) -> Sequence[int]:
 
 
 def _true_places(raw: bytes) -> list[int]:
-    return [place for place, value in enumerate(raw) if value]
+    return list(compress(range(len(raw)), raw))
 
 
 def _check_d2t(
@@ -88,22 +89,24 @@ def _check_d2t(
 ) -> None:
     """Findings from the gravest cause down; the first that explains the rest is the only one."""
 
-    def add(code: str, message: str) -> None:
+    def tell(code: str, message: str) -> None:
         report.add(code, message, file=entry.file, tensor="d2t")
 
     vocab_size = source.config.vocab_size
-    outside = [index for index, target in enumerate(targets) if not 0 <= target < vocab_size]
+    outside = []
+    if min(targets) < 0 or max(targets) >= vocab_size:
+        outside = [index for index, target in enumerate(targets) if not 0 <= target < vocab_size]
     if not any(d2t):
-        add(
+        tell(
             "identity_slice",
             f"d2t is all zero: draft ids stand for the tokens 0..{len(d2t) - 1}, an arbitrary slice",
         )
     elif _is_map(d2t, vocab_size, wanted) and (
         not _is_map(targets, vocab_size, wanted) or (wanted is None and _climbs_everywhere(d2t))
     ):
-        add("d2t_absolute", "d2t looks absolute: it holds verifier ids where offsets (id - draft index) are meant")
+        tell("d2t_absolute", "d2t looks absolute: it holds verifier ids where offsets (id - draft index) are meant")
     elif outside:
-        add(
+        tell(
             "d2t_out_of_range",
             f"d2t leads {len(outside)} draft ids outside 0..{vocab_size - 1}, "
             f"the first is {outside[0]} -> {targets[outside[0]]}",

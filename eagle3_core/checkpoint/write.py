@@ -95,7 +95,7 @@ def write_checkpoint(
         _save_tensors(temp / "model.safetensors", tensors)
         _save_state(temp / "optimizer_state_dict.pt", optimizer_state)
         _save_state(temp / "scheduler_state_dict.pt", scheduler_state)
-        _write_json(temp / MANIFEST_NAME, _manifest(temp, epoch, step, extra))
+        write_manifest(temp, epoch=epoch, step=step, extra=extra)
         fsync_directory(temp)
         temp.rename(final)
     except BaseException:
@@ -264,14 +264,20 @@ def _as_os_error(error: Exception, path: Path) -> OSError:
     return OSError(number or errno.EIO, f"{error}", str(path))
 
 
-def _manifest(directory: Path, epoch: int, step: int, extra: dict[str, Any]) -> dict[str, Any]:
+def write_manifest(directory: Path, *, epoch: int, step: int, extra: dict[str, Any]) -> None:
+    """Write manifest.json over every file of a directory, each read once.
+
+    Raises:
+        OSError: the disk is full or the like.
+        UnreadableFile: a weight file is damaged.
+    """
     files, headers, tensors, stream = {}, {}, {}, Stream()
     for file in sorted(directory.iterdir()):
         digests = _digests(file, stream)
         files[file.name] = {"bytes": file.stat().st_size, "digest": digests.pop(_WHOLE)}
         if digests:
             headers[file.name], tensors[file.name] = digests.pop(_HEADER), digests
-    return {
+    data = {
         "schema_version": MANIFEST_VERSION,
         "kind": "eagle3-checkpoint",
         "epoch": epoch,
@@ -281,6 +287,7 @@ def _manifest(directory: Path, epoch: int, step: int, extra: dict[str, Any]) -> 
         "tensors": tensors,
         "extra": extra,
     }
+    _write_json(directory / MANIFEST_NAME, data)
 
 
 _WHOLE, _HEADER = "/whole", "/header"

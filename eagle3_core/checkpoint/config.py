@@ -49,7 +49,7 @@ class DrafterSource:
     notes: decisions made in reading, one sentence each.
     unsupported: what DrafterConfig cannot say; training refuses such a source.
     unjudged: those of `unsupported` whose tensors the judge does not know either.
-    extras: qk_norm, mlp_bias, fc_bias: parts with tensors of their own.
+    extras: mlp_bias, fc_bias: parts with tensors of their own.
     target_hidden_size: width of the aux states where it is not hidden_size.
     captured_after: made by speculators 0.3, whose layer ids mean the state after the layer and are not written.
     latent: its attention where that is latent.
@@ -72,14 +72,14 @@ class DrafterSource:
 
 
 def read_drafter_config(path: Path) -> DrafterSource:
-    """The config of a drafter that Eyas can train on or evaluate.
+    """The config of a drafter that Eyas can train on or evaluate; of a directory or of a config file of any name.
 
     Raises:
         CheckpointError: no or a broken config, not an EAGLE-3 drafter, or one with parts Eyas does not know.
     """
     source = describe_drafter(path)
     if source.unsupported:
-        raise CheckpointError(f"{path / 'config.json'}: not supported: {'; '.join(source.unsupported)}")
+        raise CheckpointError(f"{_config_file(path)}: not supported: {'; '.join(source.unsupported)}")
     return source
 
 
@@ -89,7 +89,7 @@ def describe_drafter(path: Path) -> DrafterSource:
     Raises:
         CheckpointError: no or a broken config, or not an EAGLE-3 drafter at all.
     """
-    file = path / "config.json"
+    file = _config_file(path)
     try:
         whole = read_json_object(file)
     except BadInput as error:
@@ -106,7 +106,7 @@ def describe_drafter(path: Path) -> DrafterSource:
     form = "speculators" if speculators else _hf_format(file, whole, nested)
     notes: list[str] = []
     target = _number(file, whole, "target_hidden_size")
-    config = _drafter_config(path, whole, sizes, nested, notes)
+    config = _drafter_config(file, whole, sizes, nested, notes)
     unjudged = _unjudged(sizes)
     extras = _extras(whole, sizes)
     latent = _latent(file, whole, sizes)
@@ -131,6 +131,10 @@ def describe_drafter(path: Path) -> DrafterSource:
     )
 
 
+def _config_file(path: Path) -> Path:
+    return path if path.is_file() else path / "config.json"
+
+
 def _by_speculators_0_3(whole: Mapping[str, Any]) -> bool:
     return str(whole.get("speculators_version", "")).startswith("0.3.")
 
@@ -150,9 +154,8 @@ def _hf_format(file: Path, whole: Mapping[str, Any], nested: Mapping[str, Any]) 
 
 
 def _drafter_config(
-    path: Path, whole: Mapping[str, Any], sizes: dict[str, Any], nested: Mapping[str, Any], notes: list[str]
+    file: Path, whole: Mapping[str, Any], sizes: dict[str, Any], nested: Mapping[str, Any], notes: list[str]
 ) -> DrafterConfig:
-    file = path / "config.json"
     hidden, heads = _need(file, sizes, "hidden_size"), _need(file, sizes, "num_attention_heads")
     vocab = _need(file, sizes, "vocab_size")
     draft = _number(file, whole, "draft_vocab_size")
@@ -182,7 +185,9 @@ def _drafter_config(
             rope=rope,
             hidden_act=sizes.get("hidden_act") or "silu",
             attention_bias=bool(sizes.get("attention_bias")),
-            num_aux_states=_aux_count(path, whole, nested, ids, hidden),
+            qk_norm=sizes.get("model_type") == "qwen3",
+            sliding_window=_window(file, sizes),
+            num_aux_states=_aux_count(file, whole, nested, ids, hidden),
             bos_token_id=sizes.get("bos_token_id"),
             eos_token_id=sizes.get("eos_token_id"),
             **{flag: _flag(file, flag, whole, nested, notes) for flag in FLAGS},
@@ -241,20 +246,19 @@ def _id_list(file: Path, config: Mapping[str, Any], place: str) -> tuple[int, ..
 
 
 def _aux_count(
-    path: Path,
+    file: Path,
     whole: Mapping[str, Any],
     nested: Mapping[str, Any],
     ids: tuple[int, ...] | None,
     hidden: int,
 ) -> int:
     """A: as stated, else as many as ids, else what the width of fc says, else three."""
-    file = path / "config.json"
     stated = _count(file, whole, "num_aux_hidden_states") or _count(file, nested, "num_aux_hidden_states")
     if stated is not None:
         return stated
     if ids is not None:
         return len(ids)
-    columns, width = _fc_columns(path), _number(file, whole, "target_hidden_size") or hidden
+    columns, width = _fc_columns(file.parent), _number(file, whole, "target_hidden_size") or hidden
     return columns // width if columns and columns % width == 0 and columns // width <= _MAX_LAYERS else 3
 
 
@@ -266,17 +270,28 @@ def _fc_columns(path: Path) -> int | None:
     return entry.shape[1] if entry is not None and len(entry.shape) == 2 else None
 
 
+def _window(file: Path, sizes: Mapping[str, Any]) -> int | None:
+    """The sliding window of all layers; `layer_types` decides where it is given, else use_sliding_window."""
+    kinds = sizes.get("layer_types")
+    slides = "sliding_attention" in kinds if isinstance(kinds, list) else sizes.get("use_sliding_window") is True
+    return _need(file, sizes, "sliding_window") if slides else None
+
+
 def _unjudged(sizes: Mapping[str, Any]) -> list[str]:
-    kind = sizes.get("model_type", "llama")
-    if kind in ("llama", "qwen3", None) or sizes.get("kv_lora_rank") is not None:
-        return []
-    return [f"model_type {kind!r} (drafters are llama-style, qwen3-style or have latent attention)"]
+    kind, kinds = sizes.get("model_type", "llama"), sizes.get("layer_types")
+    known = kind in ("llama", "qwen3", None) or sizes.get("kv_lora_rank") is not None
+    found = [] if known else [f"model_type {kind!r} (drafters are llama-style, qwen3-style or have latent attention)"]
+    if isinstance(kinds, list) and len({str(each) for each in kinds}) > 1:
+        found.append(f"layer_types {kinds} differ between layers")
+    return found
 
 
 def _latent(file: Path, whole: Mapping[str, Any], sizes: Mapping[str, Any]) -> LatentAttention | None:
     if sizes.get("kv_lora_rank") is None:
         if "deepseek" in str(whole.get("architectures")).lower():
-            raise CheckpointError(f"{file}: kv_lora_rank is missing, and {whole['architectures']} have latent attention")
+            raise CheckpointError(
+                f"{file}: kv_lora_rank is missing, and {whole['architectures']} have latent attention"
+            )
         return None
     return LatentAttention(
         q_lora_rank=_number(file, sizes, "q_lora_rank"),
@@ -291,8 +306,6 @@ def _extras(whole: Mapping[str, Any], sizes: Mapping[str, Any]) -> frozenset[str
     found = {key for key in ("mlp_bias", "fc_bias") if sizes.get(key) or whole.get(key)}
     if sizes.get("bias") or whole.get("bias"):
         found.add("fc_bias")
-    if sizes.get("model_type") == "qwen3":
-        found.add("qk_norm")
     return frozenset(found)
 
 

@@ -134,8 +134,6 @@ def _layer_extras(source: DrafterSource, index: int) -> dict[str, tuple[int, ...
     shapes: dict[str, tuple[int, ...]] = {}
     if source.latent is not None:
         shapes |= _latent_tensors(config, source.latent, index)
-    elif "qk_norm" in source.extras:
-        shapes |= {f"{layer}self_attn.{part}_norm.weight": (config.head_dim,) for part in ("q", "k")}
     if "mlp_bias" in source.extras:
         rows = {"gate": config.intermediate_size, "up": config.intermediate_size, "down": config.hidden_size}
         shapes |= {f"{layer}mlp.{part}_proj.bias": (size,) for part, size in rows.items()}

@@ -181,7 +181,7 @@ def _kind(source: DrafterSource) -> Kind:
         return "mla"
     if source.unjudged:
         return "other"
-    return "qwen3" if "qk_norm" in source.extras else "llama"
+    return "qwen3" if source.config.qk_norm else "llama"
 
 
 def _family(raw: Mapping[str, Any], verifier: VerifierConfig | None) -> str:

@@ -137,7 +137,7 @@ def speculators_config(
     verifier_architectures: list[str] | tuple[str, ...],
     speculative_tokens: int,
 ) -> dict[str, Any]:
-    """config.json as speculators 0.9.0 writes it; every flag explicit, full attention, no custom code."""
+    """config.json as speculators 0.9.0 writes it; every flag explicit, no custom code."""
     rope = config.rope
     layer: dict[str, Any] = {
         "attention_bias": config.attention_bias,
@@ -151,7 +151,7 @@ def speculators_config(
         "intermediate_size": config.intermediate_size,
         "max_position_embeddings": config.max_position_embeddings,
         "mlp_bias": False,
-        "model_type": "llama",
+        "model_type": "qwen3" if config.qk_norm else "llama",
         "num_attention_heads": config.num_attention_heads,
         "num_hidden_layers": config.num_hidden_layers,
         "num_key_value_heads": config.num_key_value_heads,
@@ -167,6 +167,12 @@ def speculators_config(
     }
     if rope["rope_type"] != "default":
         layer["rope_scaling"] = dict(rope)
+    if config.sliding_window is not None:
+        layer |= {
+            "layer_types": ["sliding_attention"] * config.num_hidden_layers,
+            "sliding_window": config.sliding_window,
+            "use_sliding_window": True,
+        }
     ids = config.aux_layer_ids
     return {
         "architectures": ["Eagle3DraftModel"],

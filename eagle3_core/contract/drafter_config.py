@@ -32,6 +32,8 @@ class DrafterConfig(BaseModel):
     norm_before_fc: bool = False
     fc_norm: bool = False
     norm_output: bool = False
+    qk_norm: bool = Field(False, description="RMSNorm of each head's queries and keys, as Qwen3 has")
+    sliding_window: int | None = Field(None, ge=1, description="step-0 keys a row sees, its own included; None: all")
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
 
@@ -62,6 +64,8 @@ def expected_tensors(config: DrafterConfig) -> dict[str, tuple[tuple[int, ...], 
             shapes[f"{layer}self_attn.{name}_proj.weight"] = shape
             if config.attention_bias:
                 shapes[f"{layer}self_attn.{name}_proj.bias"] = shape[:1]
+        if config.qk_norm:
+            shapes |= {f"{layer}self_attn.{name}_norm.weight": (config.head_dim,) for name in ("q", "k")}
         shapes |= {
             f"{layer}input_layernorm.weight": (hidden,),
             f"{layer}post_attention_layernorm.weight": (hidden,),

@@ -172,7 +172,7 @@ def judge_rounds(directory: Path, rounds: int) -> dict:
 
 
 def training(directory: Path, rounds: int) -> dict:
-    """Steps of a small training (benchmarks of the training engine: H256, V8192, D2048, 512 tokens) with and without."""
+    """Steps of a small training with and without the judge beside them."""
     steps = subprocess.Popen(
         [sys.executable, "-P", "-m", "benchmarks.steps"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
     )

@@ -1,7 +1,9 @@
 """Checkpoints of a training run: written between two steps, judged in a thread while training goes on."""
 
 import math
+import os
 import shutil
+import threading
 import time
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -9,16 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from eagle3_core.checkpoint.digest import file_digest
 from eagle3_core.checkpoint.format import write_checkpoint
 from eagle3_core.checkpoint.judge import Verdict, judge
 from eagle3_core.checkpoint.write import clear_leftovers, set_aside
 from eagle3_core.contract.params import TrainParams
 from eagle3_core.contract.verifier_files import VerifierFiles
+from eagle3_core.data.store import INDEX as STORE_INDEX
 from eagle3_core.errors import InvalidCheckpoint
 from eagle3_core.training.resume import describe_position
 from eagle3_core.training.setup import Shape
 from eagle3_core.training.trainer import Trainer
 from worker.context import StageContext
+from worker.judge import NICE
 from worker.retention import VAL_LOSS, best_link_fault, mark_best, needless
 
 
@@ -41,6 +46,7 @@ class CheckpointKeeper:
         self.latest: Path | None = None
         self.latest_step = 0
         self._unsound: set[Path] = set()
+        self._store = file_digest(Path(params.data_dir) / STORE_INDEX)
         for path in clear_leftovers(context.output_dir):
             context.events.write("checkpoint_removed", path=str(path), why="an earlier attempt was ended meanwhile")
         if fault := best_link_fault(context.output_dir):
@@ -107,11 +113,15 @@ class CheckpointKeeper:
         return {
             "overrides": self._shape.overrides,
             "finetune_from": self._params.finetune_from,
+            "training": self._params.model_dump(mode="json"),
+            "store": self._store,
             "position": describe_position(trainer.position),
             VAL_LOSS: val_loss if val_loss is not None and math.isfinite(val_loss) else None,
         }
 
     def _judged(self, path: Path, previous: Path | None) -> tuple[Verdict, float]:
+        # Of this thread alone, and of those torch starts for it: the training goes first.
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
         started = time.monotonic()
         verdict = judge(path, previous=previous, verifier=Path(self._params.verifier))
         return verdict, time.monotonic() - started

@@ -2,7 +2,8 @@
 
     python -P -m worker.judge CHECKPOINT [--previous DIR] [--verifier DIR] [--expect-drafter]
 
-prints {"verdict", "findings", "seconds"} as one line of JSON. It takes what the machine has left: nice 10, one thread.
+prints {"verdict", "level", "findings", "servers", "seconds"} as one line of JSON. It takes what the machine has left:
+nice 19, one thread.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from typing import IO, Any
 
 from worker.watch import FoundCheckpoint
 
-NICE = 10
+NICE = 19
 
 
 @dataclass(frozen=True)

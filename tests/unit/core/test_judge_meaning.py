@@ -252,16 +252,16 @@ def test_the_stage_reports_and_fails(tmp_path: Path, checkpoint: Path) -> None:
 
 
 def test_the_command(tmp_path: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert verify(checkpoint, True) == 0
+    assert verify(checkpoint, "json") == 0
     assert json.loads(capsys.readouterr().out)["verdict"] == "valid"
     bad = foreign(tmp_path, drop("fc.weight"))
-    assert verify(bad, True) == EXIT_STATUS["invalid"] == 2
+    assert verify(bad, "json") == EXIT_STATUS["invalid"] == 2
     answer = json.loads(capsys.readouterr().out)
     assert answer.keys() == {"verdict", "level", "findings", "servers"}
     assert answer["findings"][0].keys() == {"code", "severity", "file", "tensor", "message", "hint"}
-    assert verify(bad, False) == 2
+    assert verify(bad) == 2
     assert "missing_tensor" in capsys.readouterr().out
-    assert verify(tmp_path / "absent", False) == 3
+    assert verify(tmp_path / "absent") == 3
 
 
 def test_every_code_is_explained() -> None:

@@ -142,11 +142,8 @@ class _Deep:
                 f"the loss of the first step is {first:.3f} nats; guessing among {draft_vocab_size} tokens gives "
                 f"{math.log(draft_vocab_size):.3f}",
             )
-        recorded = self._extra.get("val_loss")
-        comparable = (
-            self._same_store and isinstance(recorded, float) and dict(self._params).get("outside_vocab") != "skip"
-        )
-        if comparable and abs(loss - recorded) > TOLERANCE * max(1.0, abs(recorded)):
+        recorded = self._recorded_loss()
+        if recorded is not None and abs(loss - recorded) > TOLERANCE * max(1.0, abs(recorded)):
             self._report.add(
                 "training_disagrees",
                 f"the loss over the held-out rows is {loss:.4f} nats, training recorded {recorded:.4f}",
@@ -155,7 +152,7 @@ class _Deep:
 
     def _recorded_loss(self) -> float | None:
         """The loss over these rows that training recorded, where it was measured in the same way."""
-        recorded: object = self._extra.get("val_loss")
+        recorded = self._extra.get("val_loss")
         # Rows that were skipped for their targets would need the verifier's whole head here.
         alike = self._same_store and dict(self._params).get("outside_vocab") != "skip"
         return recorded if alike and isinstance(recorded, float) else None

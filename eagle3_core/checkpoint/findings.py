@@ -33,6 +33,8 @@ CODES: dict[str, tuple[Severity, str]] = {
     "missing_file": ("error", "Copy the checkpoint again, all files of it."),
     "size_differs": ("error", "Copy the checkpoint again; if the source is the same, take another epoch."),
     "digest_differs": ("error", "The bytes changed after writing: copy again, and check the disk if it happens twice."),
+    "rewritten": ("info", ""),
+    "config_edited": ("error", "Put the value back, unless you mean it: then write the checkpoint anew."),
     "manifest_absent": ("info", "Without a manifest a changed byte cannot be told from a trained one."),
     "manifest_broken": ("error", "Copy manifest.json again from where the checkpoint was written."),
     "unlisted_file": ("info", ""),

@@ -127,9 +127,9 @@ def _watch_verifier(report: Report, found: Inspected, name: str, entry: Entry, p
     if verifier is None or source is None or len(entry.shape) != 2 or not is_scanned(entry.dtype, entry.shape):
         return
     hidden = verifier.config.hidden_size
-    if entry.shape[1] != hidden or verifier.embedding.info.shape[-1] != hidden:
+    if entry.shape[1] != hidden:
         return
-    if name == "embed_tokens.weight":
+    if name == "embed_tokens.weight" and verifier.embedding is not None:
         watch_embedding(report, entry, part, verifier.embedding, says_trained(source.raw))
     elif name == "lm_head.weight" and verifier.head is not None and len(found.targets or ()) == entry.shape[0]:
         watch_head(report, entry, part, verifier.head, found.targets or [])

@@ -13,7 +13,7 @@ from pathlib import Path
 from eagle3_core.checkpoint.archive import Archive
 from eagle3_core.checkpoint.digest import Hasher, hasher
 from eagle3_core.checkpoint.findings import Report
-from eagle3_core.checkpoint.judge_files import add_unreadable
+from eagle3_core.checkpoint.judge_files import CONFIG_NAME, add_unreadable
 from eagle3_core.checkpoint.manifest import Manifest
 from eagle3_core.checkpoint.stream import OpenFile, Stream
 from eagle3_core.errors import UnreadableFile
@@ -74,13 +74,14 @@ class _Reading:
         self._parts = sorted(parts, key=lambda part: (part.start, part.end))
         self._size = path.stat().st_size
         entry = None if manifest is None else manifest.files.get(path.name)
-        whole = entry is not None and entry.size == self._size  # else its size is a finding already
-        self._expected = entry.digest if entry is not None and whole else None
-        self._header = manifest.headers.get(path.name) if manifest is not None and self._expected and parts else None
+        self._header = manifest.headers.get(path.name) if manifest is not None and parts else None
         self._tensors = {} if manifest is None else manifest.tensors.get(path.name, {})
-        self._whole: Hasher | None = None
-        if self._expected is not None and self._header is None:
-            self._whole = hasher(_algorithm(self._expected))
+        # Of another size it is a finding already, and config.json is compared by what it says.
+        by_content = path.name == CONFIG_NAME and manifest is not None and manifest.config is not None
+        self._expected = None
+        if entry is not None and entry.size == self._size and self._header is None and not by_content:
+            self._expected = entry.digest
+        self._whole = None if self._expected is None else hasher(_algorithm(self._expected))
         self._checksums = None if self._expected or archive is None else _Checksums(archive)
 
     def run(self) -> None:
@@ -105,11 +106,15 @@ class _Reading:
             if digest is not None:
                 digest.update(piece)
         if digest is not None and self._header is not None and _written(digest, self._header) != self._header:
-            self._changed(None, "its header differs")
+            what = (
+                f"{self._path.name} was written anew: its header is another one; names, dtypes, shapes and bytes decide"
+            )
+            self._report.add("rewritten", what, file=self._path)
 
     def _read_part(self, file: OpenFile, part: Part, again: bool) -> None:
         """One tensor; `again` where its bytes were read before, as those of another one in the same storage."""
-        expected = self._tensors.get(part.stored) if self._header is not None else None
+        entry = self._tensors.get(part.stored) if self._header is not None else None
+        expected = None if entry is None else entry.digest
         digest = hasher(_algorithm(expected)) if expected is not None else None
         for offset, piece in _with_offsets(file, part.start, part.end, part.row_bytes):
             if not again:
@@ -124,8 +129,6 @@ class _Reading:
             part.digest = _written(digest, expected)
             if part.digest != expected:
                 self._changed(part, "bytes differ")
-        elif self._header is not None:
-            self._changed(part, "it was not there, or under another name,")
 
     def _take(self, offset: int, piece: memoryview) -> None:
         if self._whole is not None:
@@ -141,10 +144,10 @@ class _Reading:
             recorded = self._tensors.get(part.stored)
             if recorded is None:
                 continue
-            again = hasher(_algorithm(recorded))
+            again = hasher(_algorithm(recorded.digest))
             for piece in file.pieces(part.start, part.end):
                 again.update(piece)
-            if _written(again, recorded) != recorded:
+            if _written(again, recorded.digest) != recorded.digest:
                 changed.append(part)
         for part in changed:
             self._changed(part, "bytes differ")

@@ -1,10 +1,21 @@
-"""The judge on files: is everything there that the manifest lists, with the right size?"""
+"""The judge on files: is everything there that the manifest lists, as far as sizes, headers and config tell?"""
 
+import json
 from pathlib import Path
+from typing import Any
 
 from eagle3_core.checkpoint.findings import Report
-from eagle3_core.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest
-from eagle3_core.errors import UnreadableFile
+from eagle3_core.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest, read_manifest
+from eagle3_core.contract.headers import read_header
+from eagle3_core.contract.jsonfiles import read_json_object
+from eagle3_core.errors import BadInput, UnreadableFile
+
+CONFIG_NAME = "config.json"
+
+_MEANINGLESS = frozenset(
+    {"transformers_version", "speculators_version", "_name_or_path", "use_cache", "initializer_range", "pretraining_tp"}
+)
+"""Keys of config.json that change nothing a server computes."""
 
 _KIND_CODES = {
     "empty": "truncated_file",
@@ -47,14 +58,63 @@ def check_files(report: Report, directory: Path) -> Manifest | None:
         file = directory / name
         if not file.is_file():
             report.add("missing_file", f"{name} is listed in {MANIFEST_NAME} and missing", file=file)
-        elif (size := file.stat().st_size) != entry.size:
-            word = "cut short" if size < entry.size else "too long"
-            report.add(
-                "size_differs",
-                f"{name} is {word}: {size:,} bytes, {MANIFEST_NAME} says {entry.size:,}",
-                file=file,
-            )
+        elif name == CONFIG_NAME and manifest.config is not None:
+            _compare_config(report, file, entry, manifest.config)
+        elif not (name in manifest.headers and _compare_header(report, file, manifest)):
+            _compare_size(report, file, entry)
     for file in sorted(directory.iterdir()):
         if file.name not in manifest.files and file.name not in (MANIFEST_NAME, "config.py"):
             report.add("unlisted_file", f"{file.name} is not in {MANIFEST_NAME}", file=file)
     return manifest
+
+
+def _compare_size(report: Report, file: Path, entry: FileEntry) -> bool:
+    """Whether the size is another one."""
+    size = file.stat().st_size
+    if size != entry.size:
+        word = "cut short" if size < entry.size else "too long"
+        what = f"{file.name} is {word}: {size:,} bytes, {MANIFEST_NAME} says {entry.size:,}"
+        report.add("size_differs", what, file=file)
+    return size != entry.size
+
+
+def _compare_header(report: Report, file: Path, manifest: Manifest) -> bool:
+    """Names, dtypes and shapes against those that were written; False where the header cannot be read."""
+    try:
+        found = read_header(file).tensors
+    except UnreadableFile:
+        return False
+    recorded = manifest.tensors.get(file.name, {})
+    for name in sorted(recorded.keys() - found.keys()):
+        report.add("digest_differs", f"{name} was written and is not there", file=file, tensor=name)
+    for name, info in sorted(found.items()):
+        entry = recorded.get(name)
+        if entry is None:
+            report.add("digest_differs", f"{name} is not what was written", file=file, tensor=name)
+        elif (info.dtype, info.shape) != (entry.dtype, entry.shape):
+            what = f"{name} is {info.dtype} {list(info.shape)}, was {entry.dtype} {list(entry.shape or ())}"
+            report.add("digest_differs", what, file=file, tensor=name)
+    return True
+
+
+def _compare_config(report: Report, file: Path, entry: FileEntry, written: dict[str, Any]) -> None:
+    """config.json by what it says, key by key; its order and white space mean nothing."""
+    try:
+        now = _flat(read_json_object(file))
+    except BadInput as error:
+        if not _compare_size(report, file, entry):
+            report.add("digest_differs", f"{error}".removeprefix(f"{file}: "), file=file)
+        return
+    then = _flat(written)
+    for key in sorted(key for key in now.keys() | then.keys() if now.get(key) != then.get(key)):
+        code = "config_note" if key.rpartition(".")[2] in _MEANINGLESS else "config_edited"
+        here, before = (json.dumps(side[key]) if key in side else "absent" for side in (now, then))
+        report.add(code, f"{key} is {here}, was {before} when the checkpoint was written", file=file)
+
+
+def _flat(config: dict[str, Any], before: str = "") -> dict[str, Any]:
+    """Nested keys joined by dots."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        flat |= _flat(value, f"{before}{key}.") if isinstance(value, dict) and value else {f"{before}{key}": value}
+    return flat

@@ -65,7 +65,8 @@ class Previous:
 
 
 def _recorded(manifest: Manifest | None, entry: Entry) -> str | None:
-    return None if manifest is None else manifest.tensors.get(entry.file.name, {}).get(entry.stored_name)
+    recorded = None if manifest is None else manifest.tensors.get(entry.file.name, {}).get(entry.stored_name)
+    return None if recorded is None else recorded.digest
 
 
 class _Equal:
@@ -225,6 +226,8 @@ class _Rows:
 
 def watch_embedding(report: Report, entry: Entry, part: Part, verifier: TensorLocation, trained: bool) -> None:
     """Have the embedding compared with the verifier's, in the drafter's precision; rows one lacks are padding."""
+    if verifier.info.shape[1:] != entry.shape[1:]:
+        return
     shared = min(entry.shape[0], verifier.info.shape[0])
     rows = _Rows(entry, verifier, torch.arange(shared))
     different: list[int] = []
@@ -254,7 +257,7 @@ def watch_head(report: Report, entry: Entry, part: Part, verifier: TensorLocatio
     A head that was initialised from the verifier's keeps most of each row's direction, also where it is trained. One
     that was trained from nothing has no likeness at all and tells nothing.
     """
-    if max(targets, default=0) >= verifier.info.shape[0]:
+    if verifier.info.shape[1:] != entry.shape[1:] or max(targets, default=0) >= verifier.info.shape[0]:
         return
     rows = _Rows(entry, verifier, torch.tensor(targets))
     likeness: list[Tensor] = []

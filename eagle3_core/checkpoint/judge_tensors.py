@@ -53,9 +53,11 @@ def _check_aux_ids(report: Report, file: Path, source: DrafterSource, weights: D
     count = len(ids) if ids is not None else 3
     if columns is not None and columns != count * width:
         said = f"{count} layer ids {list(ids)}" if ids is not None else "no layer ids, so servers take 3"
+        key = "target_hidden_size" if source.target_hidden_size else "hidden_size"
+        fits = f"; target_hidden_size {columns // count} would fit" if columns % count == 0 else ""
         report.add(
             "aux_id_count",
-            f"fc.weight takes {columns} columns, but config.json gives {said} x hidden_size {width} = {count * width}",
+            f"fc.weight takes {columns} columns, but config.json gives {said} x {key} {width} = {count * width}{fits}",
             file=file,
             tensor="fc.weight",
         )

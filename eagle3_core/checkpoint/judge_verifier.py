@@ -14,30 +14,44 @@ from eagle3_core.errors import BadInput
 
 @dataclass(frozen=True)
 class VerifierParts:
-    """What a drafter is compared with: the verifier's config, its embedding, and its head where it has one to read."""
+    """What a drafter is compared with: the verifier's config, and embedding and head where they can be read."""
 
     config: VerifierConfig
-    embedding: TensorLocation
+    embedding: TensorLocation | None
     head: TensorLocation | None
 
 
 def check_against_verifier(
     report: Report, directory: Path, source: DrafterSource, verifier: Path
 ) -> VerifierParts | None:
-    """Sizes, layer ids and positions against those of the verifier; None where it cannot be read."""
+    """Sizes, layer ids and positions against those of the verifier; None where its config cannot be read."""
     try:
         config = read_verifier_config(verifier)
-        files = read_weight_files(verifier)
-        embedding = find_tensor(EMBEDDING, files)
-        parts = VerifierParts(config, embedding, embedding if config.tied else _head(files))
         positions = config.number("max_position_embeddings")
     except BadInput as error:
         report.add("verifier_unreadable", f"the verifier could not be read: {error}")
         return None
-    file, drafter = directory / "config.json", source.config
-    rows = parts.embedding.info.shape[0]
+    embedding = head = None
+    try:
+        files = read_weight_files(verifier)
+        embedding = find_tensor(EMBEDDING, files)
+        head = embedding if config.tied else _head(files)
+    except BadInput as error:
+        report.add("verifier_unreadable", f"the verifier's weights could not be read: {error}")
+    _compare_sizes(report, directory / "config.json", source, config, embedding)
+    own = source.config.max_position_embeddings
+    if positions is not None and own < positions:
+        what = f"max_position_embeddings is {own}, the verifier's is {positions}"
+        report.add("positions_short", what, file=directory / "config.json")
+    return VerifierParts(config, embedding, head)
+
+
+def _compare_sizes(
+    report: Report, file: Path, source: DrafterSource, config: VerifierConfig, embedding: TensorLocation | None
+) -> None:
+    drafter, rows = source.config, None if embedding is None else embedding.info.shape[0]
     vocab_size = config.vocab_size or rows
-    if drafter.vocab_size not in (vocab_size, rows):
+    if vocab_size is not None and drafter.vocab_size not in (vocab_size, rows):
         report.add("verifier_differs", f"vocab_size is {drafter.vocab_size}, the verifier's is {vocab_size}", file=file)
     width = source.target_hidden_size or drafter.hidden_size
     if width != config.hidden_size:
@@ -52,13 +66,6 @@ def check_against_verifier(
             f"layer ids {beyond} are beyond the verifier's {config.num_hidden_layers} layers",
             file=file,
         )
-    if positions is not None and drafter.max_position_embeddings < positions:
-        report.add(
-            "positions_short",
-            f"max_position_embeddings is {drafter.max_position_embeddings}, the verifier's is {positions}",
-            file=file,
-        )
-    return parts
 
 
 def _head(files: WeightFiles) -> TensorLocation | None:

@@ -1,12 +1,14 @@
 """manifest.json of a checkpoint: what was written, byte for byte. Standard library only.
 
     {"schema_version": 2, "kind": "eagle3-checkpoint", "epoch", "step", "extra",
-     "files":   {name: {"bytes", "digest"}},          every file but this one
-     "headers": {weight file: digest},                its first bytes, up to the first tensor
-     "tensors": {weight file: {tensor: digest}}}
+     "files":   {name: {"bytes", "digest"}},                         every file but this one
+     "headers": {weight file: digest},                               its first bytes, up to the first tensor
+     "tensors": {weight file: {tensor: {"dtype", "shape", "digest"}}},
+     "config":  {...}}                                               config.json, to name the key that was edited
 
-Header and tensors fill a weight file without a hole, so that their digests alone vouch for every byte of it. Digests
-are `algorithm:hex`. Version 1 had {"bytes", "sha256"}, bare sha256 for tensors, and no headers.
+Header and tensors fill a weight file without a hole, so that their digests alone vouch for every byte of it; a file
+that was written anew, with other metadata or in another order, is still known by its tensors. Digests are
+`algorithm:hex`. Version 1 had {"bytes", "sha256"}, a bare sha256 for each tensor, and neither headers nor config.
 """
 
 import json
@@ -31,6 +33,15 @@ class FileEntry:
 
 
 @dataclass(frozen=True)
+class TensorEntry:
+    """One tensor as it was written; dtype and shape are None in version 1."""
+
+    dtype: str | None
+    shape: tuple[int, ...] | None
+    digest: str
+
+
+@dataclass(frozen=True)
 class Manifest:
     """A manifest of any version; `tensors` and `headers` by file name."""
 
@@ -38,7 +49,8 @@ class Manifest:
     extra: dict[str, Any]
     files: dict[str, FileEntry]
     headers: dict[str, str]
-    tensors: dict[str, dict[str, str]]
+    tensors: dict[str, dict[str, TensorEntry]]
+    config: dict[str, Any] | None
 
 
 def read_manifest(path: Path) -> Manifest | str | None:
@@ -53,7 +65,7 @@ def read_manifest(path: Path) -> Manifest | str | None:
         return f"{MANIFEST_NAME} cannot be read: {error}"
     try:
         return _parsed(data)
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
         return f"{MANIFEST_NAME}: {error}"
 
 
@@ -65,15 +77,25 @@ def _parsed(data: Any) -> Manifest:
         raise ValueError(f"schema_version {version!r} is unknown (up to {MANIFEST_VERSION} is read)")
     files = {name: _file(name, entry, version) for name, entry in data["files"].items()}
     step, extra = data.get("step"), data.get("extra")
-    sections = data.get("tensors")
+    sections, config = data.get("tensors"), data.get("config")
     tensors = {
-        file: {name: _digest(digest, version) for name, digest in section.items()}
+        file: {name: _tensor(entry, version) for name, entry in section.items()}
         for file, section in (sections.items() if isinstance(sections, dict) else ())
     }
-    headers = {file: _digest(digest, version) for file, digest in (data.get("headers") or {}).items()}
     return Manifest(
-        step if type(step) is int else None, extra if isinstance(extra, dict) else {}, files, headers, tensors
+        step=step if type(step) is int else None,
+        extra=extra if isinstance(extra, dict) else {},
+        files=files,
+        headers={file: _digest(digest, version) for file, digest in (data.get("headers") or {}).items()},
+        tensors=tensors,
+        config=config if isinstance(config, dict) else None,
     )
+
+
+def _tensor(entry: Any, version: int) -> TensorEntry:
+    if version == 1:
+        return TensorEntry(None, None, _digest(entry, version))
+    return TensorEntry(str(entry["dtype"]), tuple(entry["shape"]), _digest(entry["digest"], version))
 
 
 def _file(name: str, entry: Any, version: int) -> FileEntry:

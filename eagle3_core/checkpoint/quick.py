@@ -116,13 +116,18 @@ def _checkpoint_directory(report: Report, path: Path) -> Path | None:
         return None
     if (path / "config.json").exists() or has_weights(path):
         return path
-    epochs = sorted((int(d.name), d) for d in path.iterdir() if d.name.isascii() and d.name.isdigit() and d.is_dir())
+    inside = [d for d in path.iterdir() if d.is_dir()]
+    epochs = sorted((int(d.name), d) for d in inside if d.name.isascii() and d.name.isdigit())
     if not epochs:
         report.unreadable = True
         report.add("no_checkpoint", f"{path} holds no config.json, no weights and no epoch directory 0/, 1/ ...")
         return None
-    report.add("latest_judged", f"{path} holds {len(epochs)} epochs; the latest, {epochs[-1][1].name}/, was judged")
-    return epochs[-1][1]
+    others = sorted(d.name for d in inside if not (d.name.isascii() and d.name.isdigit()))
+    passed = f"; passed over: {', '.join(others[:6])}" if others else ""
+    latest = epochs[-1][1]
+    what = f"{path} holds {len(epochs)} epochs; the latest, {latest.name}/, was judged{passed}"
+    report.add("latest_judged", what)
+    return latest
 
 
 def _config(report: Report, directory: Path) -> DrafterSource | None:

@@ -30,8 +30,9 @@ from eagle3_core.checkpoint.digest import ALGORITHM, file_digest, hasher
 from eagle3_core.checkpoint.manifest import MANIFEST_NAME, MANIFEST_VERSION
 from eagle3_core.checkpoint.stream import Stream
 from eagle3_core.contract.drafter_config import DrafterConfig, expected_tensors
-from eagle3_core.contract.headers import read_header
+from eagle3_core.contract.headers import TensorFile, read_header
 from eagle3_core.contract.jobdir import fsync_directory
+from eagle3_core.contract.jsonfiles import read_json_object
 from eagle3_core.errors import CheckpointError
 
 SPECULATORS_VERSION = "0.9.0"
@@ -279,10 +280,17 @@ def write_manifest(directory: Path, *, epoch: int, step: int, extra: dict[str, A
     """
     files, headers, tensors, stream = {}, {}, {}, Stream()
     for file in sorted(directory.iterdir()):
-        digests = _digests(file, stream)
-        files[file.name] = {"bytes": file.stat().st_size, "digest": digests.pop(_WHOLE)}
-        if digests:
-            headers[file.name], tensors[file.name] = digests.pop(_HEADER), digests
+        if file.suffix != ".safetensors":
+            digest = file_digest(file, stream)
+        else:
+            header = read_header(file)
+            digests = _digests(header, stream)
+            digest, headers[file.name] = digests.pop(_WHOLE), digests.pop(_HEADER)
+            tensors[file.name] = {
+                name: {"dtype": info.dtype, "shape": list(info.shape), "digest": digests[name]}
+                for name, info in header.tensors.items()
+            }
+        files[file.name] = {"bytes": file.stat().st_size, "digest": digest}
     data = {
         "schema_version": MANIFEST_VERSION,
         "kind": "eagle3-checkpoint",
@@ -291,6 +299,7 @@ def write_manifest(directory: Path, *, epoch: int, step: int, extra: dict[str, A
         "files": files,
         "headers": headers,
         "tensors": tensors,
+        "config": read_json_object(directory / "config.json"),
         "extra": extra,
     }
     _write_json(directory / MANIFEST_NAME, data)
@@ -299,15 +308,12 @@ def write_manifest(directory: Path, *, epoch: int, step: int, extra: dict[str, A
 _WHOLE, _HEADER = "/whole", "/header"
 
 
-def _digests(path: Path, stream: Stream) -> dict[str, str]:
-    """Digests of a file and, of a weight file, of header and tensors, from one reading."""
-    if path.suffix != ".safetensors":
-        return {_WHOLE: file_digest(path, stream)}
-    header = read_header(path)
+def _digests(header: TensorFile, stream: Stream) -> dict[str, str]:
+    """Digests of a weight file, of its header and of each tensor, from one reading."""
     parts = [(name, info.start, info.end) for name, info in header.tensors.items()]
     parts = [(_HEADER, 0, header.data_start), *sorted(parts, key=lambda part: part[1:])]
     whole, found = hasher(ALGORITHM), {}
-    with stream.opened(path) as file:
+    with stream.opened(header.path) as file:
         for name, start, end in parts:
             digest = hasher(ALGORITHM)
             for piece in file.pieces(start, end):

@@ -4,8 +4,8 @@
     full    and every byte once                        as fast as the disk or the digest, in bounded memory
 
 It reads, compares and counts; it never runs code that lies in a checkpoint, and holds one piece of one tensor at a
-time. The checks on bytes stand in judge_bytes (digests), judge_values (finite, zero, doubled) and judge_others (the
-previous epoch, the verifier).
+time. The checks on bytes stand in judge_bytes (digests), judge_values (finite, zero, doubled), judge_previous (the
+epoch before) and judge_rows (the verifier's embedding and head).
 """
 
 from functools import partial
@@ -14,14 +14,8 @@ from typing import Literal
 
 from eagle3_core.checkpoint.findings import Finding, Report, Verdict
 from eagle3_core.checkpoint.judge_bytes import Part, read_file
-from eagle3_core.checkpoint.judge_others import (
-    NOT_TRAINED,
-    Previous,
-    check_against_previous,
-    says_trained,
-    watch_embedding,
-    watch_head,
-)
+from eagle3_core.checkpoint.judge_previous import NOT_TRAINED, Previous, check_against_previous
+from eagle3_core.checkpoint.judge_rows import says_trained, watch_embedding, watch_head
 from eagle3_core.checkpoint.judge_values import Scan, is_scanned, judge_moments, judge_weights
 from eagle3_core.checkpoint.quick import Inspected, inspect, judge_quick
 from eagle3_core.checkpoint.servability import judge_servers
@@ -91,9 +85,8 @@ def _judge_bytes(report: Report, found: Inspected, previous: Path | None, stream
         if file.is_file():
             read_file(report, file, parts.get(file, []), found.manifest, archives.get(file), stream)
     if earlier is not None and weights is not None:
-        trained = None if found.state is None else found.state.trained
         frozen = NOT_TRAINED if found.drafter else frozenset()
-        check_against_previous(report, found.path, weights, earlier, trained, frozen)
+        check_against_previous(report, found.path, weights, earlier, found.state, frozen)
 
 
 def _weight_parts(report: Report, found: Inspected, earlier: Previous | None) -> dict[Path, list[Part]]:

@@ -12,7 +12,7 @@ from eagle3_core.errors import BadInput, UnreadableFile
 
 CONFIG_NAME = "config.json"
 
-_MEANINGLESS = frozenset(
+MEANINGLESS = frozenset(
     {"transformers_version", "speculators_version", "_name_or_path", "use_cache", "initializer_range", "pretraining_tp"}
 )
 """Keys of config.json that change nothing a server computes."""
@@ -100,21 +100,27 @@ def _compare_header(report: Report, file: Path, manifest: Manifest) -> bool:
 def _compare_config(report: Report, file: Path, entry: FileEntry, written: dict[str, Any]) -> None:
     """config.json by what it says, key by key; its order and white space mean nothing."""
     try:
-        now = _flat(read_json_object(file))
+        now = flat_config(read_json_object(file))
     except BadInput as error:
         if not _compare_size(report, file, entry):
             report.add("digest_differs", f"{error}".removeprefix(f"{file}: "), file=file)
         return
-    then = _flat(written)
-    for key in sorted(key for key in now.keys() | then.keys() if now.get(key) != then.get(key)):
-        code = "config_note" if key.rpartition(".")[2] in _MEANINGLESS else "config_edited"
+    then = flat_config(written)
+    for key in changed_keys(now, then):
+        code = "config_note" if key.rpartition(".")[2] in MEANINGLESS else "config_edited"
         here, before = (json.dumps(side[key]) if key in side else "absent" for side in (now, then))
         report.add(code, f"{key} is {here}, was {before} when the checkpoint was written", file=file)
 
 
-def _flat(config: dict[str, Any], before: str = "") -> dict[str, Any]:
+def flat_config(config: dict[str, Any], before: str = "") -> dict[str, Any]:
     """Nested keys joined by dots."""
     flat: dict[str, Any] = {}
     for key, value in config.items():
-        flat |= _flat(value, f"{before}{key}.") if isinstance(value, dict) and value else {f"{before}{key}": value}
+        nested = isinstance(value, dict) and value
+        flat |= flat_config(value, f"{before}{key}.") if nested else {f"{before}{key}": value}
     return flat
+
+
+def changed_keys(now: dict[str, Any], then: dict[str, Any]) -> list[str]:
+    """Keys of two flat configs that differ."""
+    return sorted(key for key in now.keys() | then.keys() if now.get(key) != then.get(key))

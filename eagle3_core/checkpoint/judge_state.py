@@ -39,6 +39,20 @@ class OptimizerState:
         """Names of the parameters that are trained, where the file tells them."""
         return {canonical_name(name) for name in self.by_name} if self.named and self.by_name else None
 
+    def last_step(self) -> float | None:
+        """The highest step any parameter stands at."""
+        return max(self.steps(), default=None)
+
+    def steps(self) -> dict[float, str]:
+        """Each step that a parameter stands at, and the first such parameter."""
+        found: dict[float, str] = {}
+        for name, values in self.by_name.items():
+            step = values.get("step")
+            step = scalar(step, self.archive.path) if isinstance(step, ArchiveTensor) else step
+            if isinstance(step, (int, float)):
+                found.setdefault(float(step), name)
+        return found
+
     def tensors(self) -> list[tuple[str, str, ArchiveTensor]]:
         """(parameter, key, tensor) of each."""
         return [
@@ -59,7 +73,7 @@ def check_state(
         report.add("optimizer_absent", f"no {OPTIMIZER_NAME}", file=file)
         return None
     try:
-        state = _parse(read_archive(file))
+        state = parse_state(read_archive(file))
     except UnreadableFile as error:
         add_unreadable(report, error)
         return None
@@ -87,7 +101,7 @@ def _check_scheduler(report: Report, file: Path) -> None:
         report.add("scheduler_layout", f"{SCHEDULER_NAME} holds {type(data).__name__}, not a state dict", file=file)
 
 
-def _parse(archive: Archive) -> OptimizerState | None:
+def parse_state(archive: Archive) -> OptimizerState | None:
     """One view of any known layout; None for an unknown one."""
     result, data = OptimizerState(archive), archive.content
     for part in data if isinstance(data, list) else [data]:
@@ -194,15 +208,9 @@ def _check_shapes_only(report: Report, file: Path, state: OptimizerState, weight
 
 def _check_steps(report: Report, file: Path, state: OptimizerState, manifest: Manifest | None) -> None:
     """All parameters were stepped together, and as often as the manifest says."""
-    steps: dict[float, str] = {}
-    exact = True
-    for name, values in state.by_name.items():
-        step = values.get("step")
-        if isinstance(step, ArchiveTensor):
-            exact &= step.dtype in _EXACT
-            step = scalar(step, file)
-        if isinstance(step, (int, float)):
-            steps.setdefault(float(step), name)
+    steps = state.steps()
+    counters = (values.get("step") for values in state.by_name.values())
+    exact = all(step.dtype in _EXACT for step in counters if isinstance(step, ArchiveTensor))
     if len(steps) > 1:
         text = ", ".join(f"{name} at {step:g}" for step, name in sorted(steps.items())[:3])
         report.add("optimizer_stale", f"parameters stand at different steps: {text}", file=file)

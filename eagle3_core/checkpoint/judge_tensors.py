@@ -159,6 +159,8 @@ def _add_missing(report: Report, directory: Path, source: DrafterSource, weights
         why = ""
         if name in ("d2t", "t2d", "lm_head.weight"):
             why = f": draft_vocab_size {config.draft_vocab_size} is smaller than vocab_size {config.vocab_size}"
+        elif config.num_hidden_layers > 1 and name.startswith("layers.") and not name.startswith("layers.0."):
+            why = f": num_hidden_layers is {config.num_hidden_layers}"
         report.add("missing_tensor", f"{name} is missing{why}", file=file, tensor=name)
 
 

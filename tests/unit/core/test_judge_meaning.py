@@ -182,7 +182,7 @@ def test_weights_that_did_not_move(tmp_path: Path) -> None:
         found(judge(write_drafter(tmp_path, 1, tensors=tensors), previous=first), "weights_unchanged").file == WEIGHTS
     )
     moved = {**drafter_tensors(seed=90), "fc.weight": tensors["fc.weight"]}
-    verdict = judge(write_drafter(tmp_path, 2, tensors=moved), previous=first)
+    verdict = judge(write_drafter(tmp_path, 2, tensors=moved, steps=2), previous=first)
     assert verdict.verdict == "valid"
     assert "fc.weight" in {f.tensor for f in verdict.findings if f.code == "tensor_unchanged"}
 

@@ -1,24 +1,24 @@
-"""The judge on a checkpoint beside others: the epoch before, and the verifier's embedding and head.
+"""The judge on a checkpoint beside the epoch before: what moved, what should not have, and how far."""
 
-R rows of a piece, H hidden, D draft vocabulary.
-"""
-
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from eagle3_core.checkpoint.archive import read_archive
 from eagle3_core.checkpoint.findings import Report
 from eagle3_core.checkpoint.judge_bytes import Part
+from eagle3_core.checkpoint.judge_files import CONFIG_NAME, MEANINGLESS, changed_keys, flat_config
+from eagle3_core.checkpoint.judge_state import OPTIMIZER_NAME, OptimizerState, parse_state
 from eagle3_core.checkpoint.judge_tensors import FLOATS
 from eagle3_core.checkpoint.manifest import Manifest, read_manifest
-from eagle3_core.checkpoint.stream import OpenFile, Stream
+from eagle3_core.checkpoint.stream import Stream
 from eagle3_core.checkpoint.weights import DrafterWeights, Entry, open_drafter_weights
+from eagle3_core.contract.jsonfiles import read_json_object
 from eagle3_core.contract.weight_files import TensorLocation
-from eagle3_core.verifier.tensors import TORCH_DTYPES, load_rows
+from eagle3_core.errors import BadInput, UnreadableFile
+from eagle3_core.verifier.tensors import TORCH_DTYPES
 
 NOT_TRAINED = frozenset({"embed_tokens.weight", "d2t", "t2d"})
 """What no training changes: a drafter's embedding and vocabulary map."""
@@ -29,9 +29,6 @@ _SAME_TENSOR, _OTHER_TENSOR = 0.8, 0.5
 """Cosine between samples of one tensor a step of training apart is near 1, between two tensors near 0."""
 
 _SCALE = 4.0
-_BLOCK_VALUES = 1 << 20
-_DERIVED, _ASTRAY = 0.5, 0.2
-"""Rows of a head that began as the verifier's stay near them; a row this far from its own is another token's."""
 
 
 class Previous:
@@ -100,7 +97,7 @@ def check_against_previous(
     directory: Path,
     weights: DrafterWeights,
     previous: Previous,
-    trained: set[str] | None,
+    state: OptimizerState | None,
     frozen: frozenset[str],
 ) -> None:
     """Weights that training should have moved, those it should not, and how far.
@@ -110,10 +107,11 @@ def check_against_previous(
         directory: the judged checkpoint.
         weights: its tensors.
         previous: the checkpoint before, after every tensor was watched.
-        trained: parameters the optimizer knows; None: all but `frozen`.
+        state: the optimizer, which knows what is trained; None: all but `frozen` is.
         frozen: what no training changes.
     """
     same, name_before = previous.same, previous.path.name
+    trained = None if state is None else state.trained
     both = weights.entries.keys() & previous.weights.entries.keys()
     moving = (both - frozen) if trained is None else (both & trained)
     still = sorted(moving & same)
@@ -135,6 +133,7 @@ def check_against_previous(
         report.add(code, f"{name} differs from {name_before}", file=weights.files[0], tensor=name)
     _compare_values(report, weights, previous, sorted(both - frozen - same))
     _compare_configs(report, directory, previous.path)
+    _compare_steps(report, state, previous.path)
 
 
 def _compare_values(report: Report, weights: DrafterWeights, previous: Previous, moved: list[str]) -> None:
@@ -191,97 +190,29 @@ def _cosine(one: Tensor, other: Tensor) -> float:
 
 def _compare_configs(report: Report, directory: Path, previous: Path) -> None:
     try:
-        now, then = (json.loads((d / "config.json").read_bytes()) for d in (directory, previous))
-    except (OSError, ValueError, RecursionError):
+        now, then = (flat_config(read_json_object(d / CONFIG_NAME)) for d in (directory, previous))
+    except BadInput:
+        return  # told where it is read
+    keys = [key for key in changed_keys(now, then) if key.rpartition(".")[2] not in MEANINGLESS]
+    if keys:
+        report.add(
+            "config_changed",
+            f"config.json differs from {previous.name} in {', '.join(keys)}",
+            file=directory / CONFIG_NAME,
+        )
+
+
+def _compare_steps(report: Report, state: OptimizerState | None, previous: Path) -> None:
+    """An optimizer that did not step since the epoch before is that one's."""
+    file = previous / OPTIMIZER_NAME
+    try:
+        earlier = parse_state(read_archive(file))
+    except UnreadableFile:
         return
-    if isinstance(now, dict) and isinstance(then, dict):
-        keys = sorted(key for key in now.keys() | then.keys() if now.get(key) != then.get(key))
-        if keys:
-            report.add(
-                "config_changed",
-                f"config.json differs from {previous.name} in {', '.join(keys)}",
-                file=directory / "config.json",
-            )
-
-
-class _Rows:
-    """Rows of a drafter's matrix beside rows of one of the verifier's, a block at a time."""
-
-    def __init__(self, entry: Entry, theirs: TensorLocation, rows: Tensor) -> None:
-        """Compare row r of `entry` with row `rows[r]` (int64 [R]) of `theirs`, as far as `rows` goes."""
-        self._dtype, self._columns = TORCH_DTYPES[entry.dtype], entry.shape[1]
-        self._theirs, self._rows, self._seen = theirs, rows, 0
-
-    def blocks(self, raw: memoryview) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """(first row, ours [R, H], theirs [R, H]) of a piece of the matrix."""
-        ours = torch.frombuffer(raw, dtype=self._dtype).view(-1, self._columns)
-        size = max(_BLOCK_VALUES // self._columns, 1)
-        for first in range(0, len(ours), size):
-            wanted = self._rows[self._seen + first : self._seen + first + size]
-            if len(wanted):
-                block = ours[first : first + len(wanted)]
-                yield self._seen + first, block, load_rows(self._theirs, wanted)
-        self._seen += len(ours)
-
-
-def watch_embedding(report: Report, entry: Entry, part: Part, verifier: TensorLocation, trained: bool) -> None:
-    """Have the embedding compared with the verifier's, in the drafter's precision; rows one lacks are padding."""
-    if verifier.info.shape[1:] != entry.shape[1:]:
-        return
-    shared = min(entry.shape[0], verifier.info.shape[0])
-    rows = _Rows(entry, verifier, torch.arange(shared))
-    different: list[int] = []
-
-    def look(raw: memoryview) -> None:
-        for start, ours, theirs in rows.blocks(raw):
-            unequal = (ours != theirs.to(ours.dtype)).any(dim=1).nonzero().flatten()
-            different.extend((unequal + start).tolist())
-
-    def done(_: OpenFile) -> None:
-        if different and not trained:
-            report.add(
-                "embedding_differs",
-                f"embed_tokens.weight differs from the verifier's {verifier.name} in {len(different)} of {shared} "
-                f"rows, the first is {different[0]}",
-                file=entry.file,
-                tensor="embed_tokens.weight",
-            )
-
-    part.looks.append(look)
-    part.done.append(done)
-
-
-def watch_head(report: Report, entry: Entry, part: Part, verifier: TensorLocation, targets: list[int]) -> None:
-    """Have the rows of the head compared with those of the verifier's that d2t leads to.
-
-    A head that was initialised from the verifier's keeps most of each row's direction, also where it is trained. One
-    that was trained from nothing has no likeness at all and tells nothing.
-    """
-    if verifier.info.shape[1:] != entry.shape[1:] or max(targets, default=0) >= verifier.info.shape[0]:
-        return
-    rows = _Rows(entry, verifier, torch.tensor(targets))
-    likeness: list[Tensor] = []
-
-    def look(raw: memoryview) -> None:
-        for _, ours, theirs in rows.blocks(raw):
-            likeness.append(torch.nn.functional.cosine_similarity(ours.float(), theirs.float(), dim=1))
-
-    def done(_: OpenFile) -> None:
-        cosine = torch.cat(likeness) if likeness else torch.empty(0)
-        astray = (cosine < _ASTRAY).nonzero().flatten().tolist()
-        if astray and float(cosine.median()) > _DERIVED:
-            report.add(
-                "head_rows_differ",
-                f"{len(astray)} rows of lm_head.weight are unlike the verifier's {verifier.name} for the tokens d2t "
-                f"leads them to, though the others are alike: draft ids {astray[:4]}",
-                file=entry.file,
-                tensor="lm_head.weight",
-            )
-
-    part.looks.append(look)
-    part.done.append(done)
-
-
-def says_trained(raw: Any) -> bool:
-    """Whether config.json says that the embedding was trained."""
-    return isinstance(raw, dict) and raw.get("embed_requires_grad") is True
+    now, then = (None if one is None else one.last_step() for one in (state, earlier))
+    if state is not None and now is not None and then is not None and now <= then:
+        report.add(
+            "optimizer_stale",
+            f"the optimizer stands at step {now:g}, that of {previous.name} at {then:g}",
+            file=state.archive.path,
+        )

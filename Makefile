@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STATE  ?=
 
-.PHONY: setup check test gpu interop slow chaos bench-idle serve demo clean
+.PHONY: setup check test gpu interop slow chaos bench-idle bench-judge serve demo clean
 .DEFAULT_GOAL := test
 
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -39,6 +39,9 @@ chaos: setup  ## 200 rounds of kills, lost answers, clock jumps and full disks; 
 bench-idle: setup  ## what the daemon takes idle and with 20 running jobs; the last line is JSON
 	$(BIN)/python -m benchmarks.idle
 
+bench-judge: setup  ## the judge on 9.5 GB made in .bench/: rates, memory, a training beside it; the last line is JSON
+	$(BIN)/python -m benchmarks.judge $(if $(ROUNDS),--rounds $(ROUNDS))
+
 serve: setup  ## start the daemon: make serve STATE=DIR
 	$(BIN)/eyas serve $(if $(STATE),--state $(STATE))
 
@@ -46,4 +49,4 @@ demo: setup  ## the main job on a real verifier: prompts -> judged drafter
 	$(BIN)/python examples/demo/demo.py
 
 clean:  ## remove the venv and the demo
-	rm -rf $(VENV) .venvs .demo
+	rm -rf $(VENV) .venvs .demo .bench

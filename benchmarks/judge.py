@@ -5,7 +5,8 @@
                         process held after its imports
     disk, digest        cold reads of the same files with the same buffer, and blake3 over a buffer in memory, in turn
                         with the above; full_ratio_to_limit is against the slower of the two in the same round
-    training_slowdown   a training's step beside `python -m worker.judge` against the same step before and after it
+    training_slowdown   a training's median step while a thread of it judges, as in a training job, against the median
+                        before and after; _process: beside `python -m worker.judge`, as for programs that are watched
 
 Everything is made in .bench/ and removed afterwards. The last line is one JSON object; medians over the rounds, each
 round's figures beside them.
@@ -28,11 +29,14 @@ import safetensors
 import torch
 from safetensors.torch import save_file
 
+from eagle3_core.checkpoint.stream import Stream
 from eagle3_core.checkpoint.write import speculators_config, write_manifest
 from eagle3_core.contract.drafter_config import DrafterConfig, expected_tensors
 
 PLACE = Path(__file__).resolve().parent.parent / ".bench"
 PIECE = 1 << 24
+WINDOW = 40
+"""Steps before and after the judge; the median of each is compared, since the machine may be shared."""
 
 KIMI = DrafterConfig(
     hidden_size=7168,
@@ -113,13 +117,12 @@ def forget(directory: Path) -> None:
 
 
 def disk_rate(directory: Path) -> float:
-    """GB/s of reading every file from a cold cache into one buffer."""
+    """GB/s of reading every file from a cold cache with the judge's own reader, and looking at nothing."""
     forget(directory)
-    buffer, total, began = bytearray(PIECE), 0, time.perf_counter()
-    for file in sorted(directory.iterdir()):
-        with file.open("rb", buffering=0) as opened:
-            while got := opened.readinto(buffer):
-                total += got
+    stream, total, began = Stream(), 0, time.perf_counter()
+    for path in sorted(directory.iterdir()):
+        with stream.opened(path) as file:
+            total += sum(len(piece) for piece in file.pieces(0, path.stat().st_size))
     return total / (time.perf_counter() - began) / 1e9
 
 
@@ -172,39 +175,65 @@ def judge_rounds(directory: Path, rounds: int) -> dict:
 
 
 def training(directory: Path, rounds: int) -> dict:
-    """Steps of a small training with and without the judge beside them."""
+    """Steps of a small training with and without the judge, in a thread of it as in a training job, or beside it."""
     steps = subprocess.Popen(
-        [sys.executable, "-P", "-m", "benchmarks.steps"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-P", "-m", "benchmarks.steps"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
-    judge = [sys.executable, "-P", "-m", "worker.judge", str(directory)]
-    times, ratios = _times(steps), []
-    for _ in range(20):
-        next(times)
+    told = Told(steps)
+    slowdowns: dict[str, list[float]] = {"thread": [], "process": []}
+    quiet = []
     try:
+        told.take(20)
         for _ in range(rounds):
-            before = [next(times) for _ in range(25)]
-            forget(directory)
-            judging = subprocess.Popen(judge, stdout=subprocess.DEVNULL)
-            beside = []
-            while judging.poll() is None:
-                beside.append(next(times))
-            assert judging.returncode == 0
-            after = [next(times) for _ in range(25)]
-            ratios.append(statistics.mean(beside) / statistics.mean(before + after) - 1)
+            for where, found in slowdowns.items():
+                before = told.take(WINDOW)
+                forget(directory)
+                beside = told.while_judged(directory) if where == "thread" else told.beside_process(directory)
+                after = told.take(WINDOW)
+                quiet += before + after
+                found.append(statistics.median(beside) / statistics.median(before + after) - 1)
     finally:
         steps.kill()
         steps.wait()
     return {
-        "training_slowdown": round(statistics.median(ratios), 4),
-        "training_slowdowns": [round(ratio, 4) for ratio in ratios],
-        "training_step_ms": round(1e3 * statistics.median(before + after), 1),
+        "training_slowdown": round(statistics.median(slowdowns["thread"]), 4),
+        "training_slowdown_process": round(statistics.median(slowdowns["process"]), 4),
+        "training_slowdowns": {key: [round(value, 4) for value in values] for key, values in slowdowns.items()},
+        "training_step_ms": round(1e3 * statistics.median(quiet), 1),
+        "training_step_noise": round(statistics.stdev(quiet) / statistics.mean(quiet), 3),
     }
 
 
-def _times(steps):
-    for line in steps.stdout:
-        yield float(line)
-    raise SystemExit("the training ended")
+class Told:
+    """What benchmarks.steps prints."""
+
+    def __init__(self, steps: subprocess.Popen) -> None:
+        self._steps = steps
+
+    def take(self, count: int) -> list[float]:
+        return [float(self._line()) for _ in range(count)]
+
+    def while_judged(self, directory: Path) -> list[float]:
+        self._steps.stdin.write(f"{directory}\n")
+        self._steps.stdin.flush()
+        times = []
+        while (line := self._line()) != "valid":
+            times.append(float(line))
+        return times
+
+    def beside_process(self, directory: Path) -> list[float]:
+        command = [sys.executable, "-P", "-m", "worker.judge", str(directory)]
+        judging, times = subprocess.Popen(command, stdout=subprocess.DEVNULL), []
+        while judging.poll() is None:
+            times.append(float(self._line()))
+        assert judging.returncode == 0
+        return times
+
+    def _line(self) -> str:
+        line = self._steps.stdout.readline().strip()
+        if not line:
+            raise SystemExit("the training ended")
+        return line
 
 
 def main() -> None:

@@ -1,12 +1,10 @@
 """Checkpoints of a training run: written between two steps, judged in a thread while training goes on."""
 
 import math
-import os
 import shutil
-import threading
 import time
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ from eagle3_core.training.resume import describe_position
 from eagle3_core.training.setup import Shape
 from eagle3_core.training.trainer import Trainer
 from worker.context import StageContext
-from worker.judge import NICE
+from worker.judge import judging_thread
 from worker.retention import VAL_LOSS, best_link_fault, mark_best, needless
 
 
@@ -41,7 +39,7 @@ class CheckpointKeeper:
     def __init__(self, context: StageContext, params: TrainParams, files: VerifierFiles, shape: Shape) -> None:
         self._context, self._params, self._files, self._shape = context, params, files, shape
         # One thread: verdicts come in the order of the checkpoints, and each is compared with the one before.
-        self._judge = ThreadPoolExecutor(1, "judge")
+        self._judge = judging_thread()
         self._pending: deque[_Judging] = deque()
         self.latest: Path | None = None
         self.latest_step = 0
@@ -120,8 +118,6 @@ class CheckpointKeeper:
         }
 
     def _judged(self, path: Path, previous: Path | None) -> tuple[Verdict, float]:
-        # Of this thread alone, and of those torch starts for it: the training goes first.
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
         started = time.monotonic()
         verdict = judge(path, previous=previous, verifier=Path(self._params.verifier))
         return verdict, time.monotonic() - started
@@ -130,13 +126,7 @@ class CheckpointKeeper:
         """Report a verdict; a sound checkpoint may be the best so far, and may make older ones needless."""
         verdict, seconds = judging.outcome.result()
         path = judging.path
-        self._context.events.write(
-            "verdict",
-            path=str(path),
-            verdict=verdict.verdict,
-            findings=[finding.to_dict() for finding in verdict.findings],
-            seconds=round(seconds, 3),
-        )
+        self._context.events.write("verdict", path=str(path), **verdict.to_dict(), seconds=round(seconds, 3))
         print(f"verdict on {path.name}: {verdict.verdict}", flush=True)
         if verdict.usable:
             self._mark_best(path)

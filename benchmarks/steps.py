@@ -1,6 +1,6 @@
 """Steps of a small training without end, for a judge to run beside: prints the seconds of each.
 
-A checkpoint path on standard input is judged in a thread of this process, as a training job does; "judged" follows.
+A checkpoint path on standard input is judged in a thread of this process, as a training job does; its verdict follows.
 H 256, V 8192, D 2048, rows of 512 tokens, all of the answer's half supervised.
 """
 
@@ -8,6 +8,7 @@ import sys
 import tempfile
 import threading
 import time
+from concurrent.futures import Future
 from pathlib import Path
 
 import torch
@@ -68,11 +69,12 @@ def main() -> None:
     torch.manual_seed(0)
     thread = judging_thread()
 
+    def judged(done: Future) -> None:
+        print(done.result().verdict, flush=True)
+
     def listen() -> None:
         for line in sys.stdin:
-            thread.submit(judge, Path(line.strip())).add_done_callback(
-                lambda done: print(done.result().verdict, flush=True)
-            )
+            thread.submit(judge, Path(line.strip())).add_done_callback(judged)
 
     with tempfile.TemporaryDirectory() as place:
         trainer = make_trainer(Path(place))

@@ -26,6 +26,9 @@ _MIX = -7046029254386353131
 _MOST_COMPARED = 4096
 """Rows that look alike are read again to be sure; this many at most."""
 
+_MOST_ROWS = 1 << 20
+"""Of longer matrices doubled rows are not looked for, since two words of each row are held; no vocabulary is longer."""
+
 
 @dataclass
 class Counts:
@@ -74,7 +77,7 @@ class Scan:
         if self._columns and piece.numel() % self._columns == 0:
             rows = piece.view(-1, self._columns)
             counts.zero_rows += _zero_rows(rows)
-            if self.row_bytes % _WORD == 0:
+            if self.row_bytes % _WORD == 0 and self._info.shape[0] <= _MOST_ROWS:
                 words = torch.frombuffer(raw, dtype=torch.int64).view(len(rows), -1)
                 self._keys.append(torch.stack((words[:, 0], words[:, words.shape[1] // 2]), dim=1))
         self._seen += piece.numel()

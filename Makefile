@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STATE  ?=
 
-.PHONY: setup check test gpu interop slow chaos bench-api bench-idle bench-train openapi serve demo clean
+.PHONY: setup check test gpu interop slow chaos bench-api bench-idle bench-judge bench-train openapi serve demo clean
 .DEFAULT_GOAL := test
 
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -45,6 +45,9 @@ bench-api: setup  ## asking for one job, here and of Ray's job server; waiters; 
 bench-idle: setup  ## what the daemon takes idle and with 20 running jobs; the last line is JSON
 	$(BIN)/python -m benchmarks.idle
 
+bench-judge: setup  ## the judge on 9.5 GB made in .bench/: rates, memory, a training beside it; the last line is JSON
+	$(BIN)/python -m benchmarks.judge $(if $(ROUNDS),--rounds $(ROUNDS))
+
 openapi: setup  ## write docs/openapi.json from the routes
 	$(BIN)/eyas openapi > docs/openapi.json
 
@@ -55,4 +58,4 @@ demo: setup  ## the main job on a real verifier: prompts -> judged drafter
 	$(BIN)/python examples/demo/demo.py
 
 clean:  ## remove the venv and the demo
-	rm -rf $(VENV) .venvs .demo
+	rm -rf $(VENV) .venvs .demo .bench

@@ -1,9 +1,10 @@
 """The `eyas` command."""
 
 import json
+import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -24,6 +25,8 @@ token_app = typer.Typer(help="Tokens besides the owner's.", no_args_is_help=True
 app.add_typer(token_app, name="token")
 
 register(app)
+
+NICE = 19
 
 TIME_OVER = 124
 """Exit status when a wait was not met in time, as that of timeout(1)."""
@@ -408,13 +411,37 @@ def checkpoint_group() -> None:
 def verify(
     path: Annotated[Path, typer.Argument(help="checkpoint directory")],
     as_json: Json = False,
+    form: Annotated[Literal["text", "json", "sarif"], typer.Option("--format")] = "text",
+    level: Annotated[
+        Literal["quick", "full", "deep"],
+        typer.Option(help="quick: headers, names, shapes, config; full: every byte; deep: a forward pass"),
+    ] = "full",
     previous: Annotated[Path | None, typer.Option(help="checkpoint of the epoch before, which must differ")] = None,
     verifier: Annotated[Path | None, typer.Option(help="verifier directory to compare with")] = None,
+    store: Annotated[Path | None, typer.Option(help="hidden-state store, for --level deep")] = None,
+    servers: Annotated[bool, typer.Option("--servers", help="what each server would do with it")] = False,
+    max_mb_per_s: Annotated[float | None, typer.Option(min=1, help="read no faster than that")] = None,
 ) -> None:
-    """Judge a checkpoint: exit status 0 valid, 1 suspect, 2 invalid, 3 unreadable."""
+    """Judge a checkpoint: exit status 0 valid, 1 suspect, 2 invalid, 3 unreadable, 4 options that do not fit."""
+    from client.checkpoint import MISUSED, misuse
     from client.checkpoint import verify as judge
 
-    raise typer.Exit(judge(path, as_json, previous, verifier))
+    if fault := misuse(level, previous, verifier, store, max_mb_per_s):
+        typer.echo(f"eyas: {fault}", err=True)
+        raise typer.Exit(MISUSED)
+    os.nice(NICE)  # a training beside it goes first
+    raise typer.Exit(
+        judge(
+            path,
+            "json" if as_json else form,
+            level=level,
+            previous=previous,
+            verifier=verifier,
+            store=store,
+            servers=servers,
+            max_mb_per_s=max_mb_per_s,
+        )
+    )
 
 
 if __name__ == "__main__":

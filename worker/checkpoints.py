@@ -4,21 +4,24 @@ import math
 import shutil
 import time
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from eagle3_core.checkpoint.digest import file_digest
 from eagle3_core.checkpoint.format import write_checkpoint
 from eagle3_core.checkpoint.judge import Verdict, judge
 from eagle3_core.checkpoint.write import clear_leftovers, set_aside
 from eagle3_core.contract.params import TrainParams
+from eagle3_core.contract.store_files import INDEX as STORE_INDEX
 from eagle3_core.contract.verifier_files import VerifierFiles
 from eagle3_core.errors import InvalidCheckpoint
 from eagle3_core.training.resume import describe_position
 from eagle3_core.training.setup import Shape
 from eagle3_core.training.trainer import Trainer
 from worker.context import StageContext
+from worker.judge import judging_thread
 from worker.retention import VAL_LOSS, best_link_fault, mark_best, needless
 
 
@@ -36,11 +39,12 @@ class CheckpointKeeper:
     def __init__(self, context: StageContext, params: TrainParams, files: VerifierFiles, shape: Shape) -> None:
         self._context, self._params, self._files, self._shape = context, params, files, shape
         # One thread: verdicts come in the order of the checkpoints, and each is compared with the one before.
-        self._judge = ThreadPoolExecutor(1, "judge")
+        self._judge = judging_thread()
         self._pending: deque[_Judging] = deque()
         self.latest: Path | None = None
         self.latest_step = 0
         self._unsound: set[Path] = set()
+        self._store = file_digest(Path(params.data_dir) / STORE_INDEX)
         for path in clear_leftovers(context.output_dir):
             context.events.write("checkpoint_removed", path=str(path), why="an earlier attempt was ended meanwhile")
         if fault := best_link_fault(context.output_dir):
@@ -107,6 +111,8 @@ class CheckpointKeeper:
         return {
             "overrides": self._shape.overrides,
             "finetune_from": self._params.finetune_from,
+            "training": self._params.model_dump(mode="json"),
+            "store": self._store,
             "position": describe_position(trainer.position),
             VAL_LOSS: val_loss if val_loss is not None and math.isfinite(val_loss) else None,
         }
@@ -120,13 +126,7 @@ class CheckpointKeeper:
         """Report a verdict; a sound checkpoint may be the best so far, and may make older ones needless."""
         verdict, seconds = judging.outcome.result()
         path = judging.path
-        self._context.events.write(
-            "verdict",
-            path=str(path),
-            verdict=verdict.verdict,
-            findings=[finding.to_dict() for finding in verdict.findings],
-            seconds=round(seconds, 3),
-        )
+        self._context.events.write("verdict", path=str(path), **verdict.to_dict(), seconds=round(seconds, 3))
         print(f"verdict on {path.name}: {verdict.verdict}", flush=True)
         if verdict.usable:
             self._mark_best(path)

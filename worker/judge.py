@@ -1,8 +1,9 @@
 """Judging a checkpoint in a process of its own, so that whoever watches a program never loads torch.
 
-    python -P -m worker.judge CHECKPOINT [--previous DIR] [--verifier DIR] [--expect-drafter]
+    python -P -m worker.judge CHECKPOINT [--previous DIR] [--verifier DIR] [--expect-drafter] [--max-mb-per-s N]
 
-prints {"verdict", "findings", "seconds"} as one line of JSON. It takes what the machine has left: nice 10, one thread.
+prints {"verdict", "level", "findings", "servers", "seconds"} as one line of JSON. It takes what the machine has left:
+nice 19, one thread.
 """
 
 import argparse
@@ -11,15 +12,26 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from worker.watch import FoundCheckpoint
 
-NICE = 10
+NICE = 19
+
+
+def judging_thread() -> ThreadPoolExecutor:
+    """One thread that judges with what the machine has left; torch's threads that it starts are as modest."""
+
+    def step_back() -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+
+    return ThreadPoolExecutor(1, "judge", initializer=step_back)
 
 
 @dataclass(frozen=True)
@@ -108,20 +120,27 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--previous", type=Path)
     parser.add_argument("--verifier", type=Path)
     parser.add_argument("--expect-drafter", action="store_true")
+    parser.add_argument("--max-mb-per-s", type=float)
     asked = parser.parse_args(arguments)
     os.nice(NICE)
     started = time.monotonic()
-    verdict = _judge(asked.checkpoint, asked.previous, asked.verifier, asked.expect_drafter)
+    verdict = _judge(asked)
     print(json.dumps({**verdict, "seconds": round(time.monotonic() - started, 3)}))
 
 
-def _judge(checkpoint: Path, previous: Path | None, verifier: Path | None, expect_drafter: bool) -> dict[str, Any]:
+def _judge(asked: argparse.Namespace) -> dict[str, Any]:
     import torch  # noqa: PLC0415 - the watcher imports this module and must not load it
 
     from eagle3_core.checkpoint.judge import judge  # noqa: PLC0415
 
     torch.set_num_threads(1)
-    return judge(checkpoint, previous=previous, verifier=verifier, expect_drafter=expect_drafter).to_dict()
+    return judge(
+        asked.checkpoint,
+        previous=asked.previous,
+        verifier=asked.verifier,
+        expect_drafter=asked.expect_drafter,
+        max_mb_per_s=asked.max_mb_per_s,
+    ).to_dict()
 
 
 if __name__ == "__main__":

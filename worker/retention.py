@@ -13,7 +13,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from eagle3_core.checkpoint.write import MANIFEST_NAME
+from eagle3_core.checkpoint.manifest import MANIFEST_NAME
 from eagle3_core.contract.jobdir import read_json
 from eagle3_core.training.resume import WITHIN_EPOCH, checkpoints
 

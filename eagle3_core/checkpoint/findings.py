@@ -14,6 +14,11 @@ from typing import Any, Literal
 
 Severity = Literal["error", "warning", "info"]
 VerdictWord = Literal["valid", "suspect", "invalid", "unreadable"]
+Level = Literal["quick", "full", "deep"]
+Server = Literal["speculators", "vllm-v1", "vllm-v2", "sglang"]
+Effect = Literal["refuses", "loads_wrongly", "note"]
+Outcome = Literal["loads", "loads_wrongly", "refuses"]
+Proof = Literal["provoked", "source"]
 
 _NAMED = 3
 
@@ -28,6 +33,8 @@ CODES: dict[str, tuple[Severity, str]] = {
     "missing_file": ("error", "Copy the checkpoint again, all files of it."),
     "size_differs": ("error", "Copy the checkpoint again; if the source is the same, take another epoch."),
     "digest_differs": ("error", "The bytes changed after writing: copy again, and check the disk if it happens twice."),
+    "rewritten": ("info", ""),
+    "config_edited": ("error", "Put the value back, unless you mean it: then write the checkpoint anew."),
     "manifest_absent": ("info", "Without a manifest a changed byte cannot be told from a trained one."),
     "manifest_broken": ("error", "Copy manifest.json again from where the checkpoint was written."),
     "unlisted_file": ("info", ""),
@@ -42,12 +49,15 @@ CODES: dict[str, tuple[Severity, str]] = {
         "Nothing was executed. Ask for the file as safetensors, or as a state dict of tensors only.",
     ),
     "damaged_pickle": ("error", "Copy the file again, or take another epoch."),
+    "legacy_pickle": ("error", "Load it with torch.load(weights_only=True) and save it again with torch.save."),
+    "checksum_differs": ("error", "Copy the file again, or take another epoch."),
     "wrong_format": ("error", "Convert the weights to safetensors."),
     "name_clash": ("error", "Keep one of the two names; servers take whichever comes last."),
     # config.json
     "bad_config": ("error", "Correct the named key in config.json."),
     "unsupported_part": ("warning", "This part was not judged."),
     "config_note": ("info", ""),
+    "tied_head": ("error", "Write tie_word_embeddings: false; the drafter has a head of its own."),
     "flag_not_stated": ("warning", "Write the flag into config.json, as the drafter was trained."),
     "aux_ids_not_stated": ("info", "Write eagle_aux_hidden_state_layer_ids; servers guess [2, N//2, N-3]."),
     "aux_ids_off_by_one": ("warning", "Write the ids of the captured states: 3, N//2+1, N-2 for the 0.3 default."),
@@ -56,6 +66,7 @@ CODES: dict[str, tuple[Severity, str]] = {
     "aux_ids_not_ascending": ("error", "Servers feed the states in ascending order, whatever the list says."),
     "aux_id_out_of_range": ("error", "Ids go from 0 to the verifier's number of layers."),
     "verifier_differs": ("error", "The drafter belongs to another verifier, or config.json is wrong."),
+    "positions_short": ("warning", "Write the verifier's max_position_embeddings, unless it is served with less."),
     "verifier_unreadable": ("warning", "Give the verifier's directory; what needs it was not judged."),
     # names and shapes
     "missing_tensor": ("error", "Servers start without it and draft with random or zero weights."),
@@ -75,6 +86,8 @@ CODES: dict[str, tuple[Severity, str]] = {
     "all_zero": ("warning", "A tensor of zeros was not trained, or was lost in conversion."),
     "constant": ("warning", "A matrix of one value was not trained, or was lost in conversion."),
     "zero_rows": ("warning", "Rows of zeros were not trained, or were lost in conversion."),
+    "duplicate_rows": ("warning", "Rows that are the same were not trained, or were shifted in conversion."),
+    "duplicate_embedding_rows": ("info", "Usual for tokens the verifier never saw in training."),
     "zero_embedding_rows": ("info", "Usual for padding tokens."),
     "extreme_values": ("warning", "A flipped exponent bit looks like this; so does a run that is about to diverge."),
     # vocabulary map
@@ -106,10 +119,22 @@ CODES: dict[str, tuple[Severity, str]] = {
     "tensor_unchanged": ("info", "Small steps vanish in bf16; look again after the next epoch."),
     "map_changed": ("error", "Head rows keep the meaning of the old map: use the map of the checkpoint trained from."),
     "frozen_tensor_changed": ("warning", "The embedding is frozen in training; a change comes from somewhere else."),
+    "tensors_swapped": ("error", "Put each tensor back under its own name, or take another epoch."),
+    "unlike_previous": ("info", "Usual after a long epoch at a high learning rate; else the tensor was replaced."),
+    "distribution_shift": ("warning", "The run is about to diverge, or the tensor was scaled or replaced."),
     "config_changed": ("warning", "Both checkpoints should come from one run."),
     # against the verifier
     "own_embedding": ("info", "Serve it with vLLM: SGLang puts the verifier's embedding in its place."),
     "embedding_differs": ("warning", "Servers may replace it by the verifier's: export the frozen embedding."),
+    "head_rows_differ": ("warning", "Take lm_head and d2t from one export: a shifted or permuted map looks like this."),
+    # the forward pass
+    "store_unreadable": ("error", "Give a hidden-state store of this drafter's verifier."),
+    "no_forward_pass": ("warning", "Train or evaluate it with the program it comes from."),
+    "loss_not_finite": ("error", "The drafter cannot be run: take an earlier epoch."),
+    "worse_than_chance": ("warning", "Weights, map, norm flags or layer ids are not those it was trained with."),
+    "training_disagrees": ("error", "Weights, flags or data are not those the recorded loss was measured with."),
+    "resume_fails": ("error", "Resume from another checkpoint, or start with fresh optimizer state."),
+    "measured": ("info", ""),
 }
 """Code -> severity and what to do. Stable: tools rely on the codes."""
 
@@ -131,15 +156,44 @@ class Finding:
 
 
 @dataclass(frozen=True)
+class Reason:
+    """A rule of a server that applies: what about this checkpoint, where the rule comes from, and what to do."""
+
+    rule: str
+    effect: Effect
+    message: str
+    fix: str
+    source: str
+    proof: Proof
+
+
+@dataclass(frozen=True)
+class Servability:
+    """What one server, of one version, would do with a drafter."""
+
+    server: Server
+    version: str
+    outcome: Outcome
+    reasons: tuple[Reason, ...]
+
+
+@dataclass(frozen=True)
 class Verdict:
-    """The judge's word, and why."""
+    """The judge's word, and why; `servers` is empty where there is no drafter to serve."""
 
     verdict: VerdictWord
     findings: list[Finding]
+    level: Level = "full"
+    servers: tuple[Servability, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """`{"verdict", "findings": [...]}`."""
-        return {"verdict": self.verdict, "findings": [finding.to_dict() for finding in self.findings]}
+        """`{"verdict", "level", "findings": [...], "servers": [...]}`."""
+        return {
+            "verdict": self.verdict,
+            "level": self.level,
+            "findings": [finding.to_dict() for finding in self.findings],
+            "servers": [asdict(server) for server in self.servers],
+        }
 
     @property
     def usable(self) -> bool:
@@ -160,19 +214,24 @@ class Report:
     root: Path
     findings: list[Finding] = field(default_factory=list)
     unreadable: bool = False
+    servers: tuple[Servability, ...] = ()
 
     def add(self, code: str, message: str, *, file: Path | str = "", tensor: str | None = None) -> None:
         """Note a finding. Its severity and hint follow from the code."""
         severity, hint = CODES[code]
         self.findings.append(Finding(code, severity, self._relative(file), tensor, message, hint))
 
-    def verdict(self) -> Verdict:
+    def verdict(self, level: Level) -> Verdict:
         """The word that follows, the gravest findings first."""
         order = {"error": 0, "warning": 1, "info": 2}
         findings = sorted(self.findings, key=lambda finding: order[finding.severity])
         gravest = findings[0].severity if findings else "info"
         word: VerdictWord = "invalid" if gravest == "error" else "suspect" if gravest == "warning" else "valid"
-        return Verdict("unreadable" if self.unreadable else word, findings)
+        return Verdict("unreadable" if self.unreadable else word, findings, level, self.servers)
+
+    def has(self, code: str) -> bool:
+        """Whether something was found."""
+        return any(finding.code == code for finding in self.findings)
 
     def _relative(self, file: Path | str) -> str:
         if isinstance(file, Path):

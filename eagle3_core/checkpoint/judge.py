@@ -1,150 +1,155 @@
 """The judge: is this checkpoint what a server and the next epoch need it to be?
 
+    quick   headers, sizes, names, shapes, config      milliseconds, without torch (quick.py)
+    full    and every byte once                        as fast as the disk or the digest, in bounded memory
+
 It reads, compares and counts; it never runs code that lies in a checkpoint, and holds one piece of one tensor at a
-time. The checks stand in judge_files (completeness, digests), judge_tensors (names, shapes, values), judge_map
-(d2t, t2d), judge_state (optimizer, schedule) and judge_others (previous epoch, verifier).
+time. The checks on bytes stand in judge_bytes (digests), judge_values (finite, zero, doubled), judge_previous (the
+epoch before) and judge_rows (the verifier's embedding and head).
 """
 
+from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from eagle3_core.checkpoint.findings import Finding, Report, Verdict
-from eagle3_core.checkpoint.judge_files import add_unreadable, check_files
-from eagle3_core.checkpoint.judge_map import check_map
-from eagle3_core.checkpoint.judge_others import (
-    EMBED_TOKENS,
-    NOT_TRAINED,
-    check_against_previous,
-    check_against_verifier,
-)
-from eagle3_core.checkpoint.judge_state import check_state
-from eagle3_core.checkpoint.judge_tensors import check_config, check_names, check_values
-from eagle3_core.checkpoint.weights import RUNTIME_STATE, DrafterWeights, open_drafter_weights
-from eagle3_core.contract.drafter_files import DrafterSource, describe_drafter
-from eagle3_core.errors import BadInput, CheckpointError, NotADrafter, UnreadableFile
+from eagle3_core.checkpoint.judge_bytes import Part, read_file
+from eagle3_core.checkpoint.judge_previous import EMBED_TOKENS, NOT_TRAINED, Previous, check_against_previous
+from eagle3_core.checkpoint.judge_rows import watch_embedding, watch_head
+from eagle3_core.checkpoint.judge_values import Scan, is_scanned, judge_moments, judge_weights
+from eagle3_core.checkpoint.quick import Inspected, inspect, judge_quick
+from eagle3_core.checkpoint.servability import judge_servers
+from eagle3_core.checkpoint.stream import OpenFile, Stream
+from eagle3_core.checkpoint.weights import Entry
+from eagle3_core.errors import BadInput
 
 __all__ = ["Finding", "Verdict", "judge"]
 
-_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt")
-
 
 def judge(
-    path: Path, *, previous: Path | None = None, verifier: Path | None = None, expect_drafter: bool = True
+    path: Path,
+    *,
+    level: Literal["quick", "full"] = "full",
+    previous: Path | None = None,
+    verifier: Path | None = None,
+    expect_drafter: bool = True,
+    max_mb_per_s: float | None = None,
 ) -> Verdict:
     """The verdict on a checkpoint.
 
     Args:
         path: a checkpoint directory; an output directory, whose latest epoch is judged; or one weight file, of which
             only header and values are judged.
-        previous: checkpoint of the epoch before; its weights must differ, its vocabulary map must not.
-        verifier: directory of the verifier, to compare sizes, layer ids and embedding with.
+        level: how far to look.
+        previous: checkpoint of the epoch before; its weights must differ, its vocabulary map must not. Compared at
+            level full.
+        verifier: directory of the verifier, to compare sizes, layer ids, embedding and head with.
         expect_drafter: false judges the weights alone of what is no EAGLE-3 drafter and does not claim to be one:
             files, headers, values, and against `previous`.
+        max_mb_per_s: read no faster than that, in 10^6 bytes.
     """
+    if level == "quick":
+        return judge_quick(path, verifier=verifier, expect_drafter=expect_drafter)
     report = Report(path)
-    if path.is_file() and path.suffix in _WEIGHT_SUFFIXES:
-        weights = _open(report, path)
-        if weights is not None:
-            check_values(report, weights)
-        return report.verdict()
-    try:
-        directory = _checkpoint_directory(report, path)
-        if directory is not None:
-            if not expect_drafter and _is_another_model(directory):
-                _judge_weights(report, directory, previous)
-            else:
-                _judge_directory(report, directory, previous, verifier)
-    except OSError as error:
-        report.unreadable = True
-        report.add("no_checkpoint", f"{error.filename or path} cannot be read: {error.strerror}")
-    return report.verdict()
+    found = inspect(report, path, verifier, expect_drafter)
+    if found is not None:
+        _judge_bytes(report, found, previous, Stream(None if max_mb_per_s is None else max_mb_per_s * 1e6))
+        if found.source is not None and found.weights is not None:
+            report.servers = judge_servers(
+                found.source,
+                found.weights,
+                found.verifier,
+                map_sound=found.targets is not None,
+                embedding_differs=report.has("embedding_differs"),
+            )
+    return report.verdict("full")
 
 
-def _judge_directory(report: Report, directory: Path, previous: Path | None, verifier: Path | None) -> None:
-    manifest = check_files(report, directory)
-    source = _config(report, directory)
-    weights = _open(report, directory)
-    if weights is None:
+def _judge_bytes(report: Report, found: Inspected, previous: Path | None, stream: Stream) -> None:
+    """Read every file that the manifest lists or that holds tensors, each once."""
+    earlier = None
+    if previous is not None and found.weights is not None:
+        try:
+            earlier = Previous(previous)
+        except BadInput as error:
+            report.add("previous_unreadable", f"the previous checkpoint could not be read: {error}")
+    parts = _weight_parts(report, found, earlier)
+    for file, more in _state_parts(report, found).items():
+        parts.setdefault(file, []).extend(more)
+    listed = [] if found.manifest is None else [found.path / name for name in found.manifest.files]
+    weights = found.weights
+    archives = {} if weights is None else dict(weights.archives)
+    if found.state is not None:
+        archives[found.state.archive.path] = found.state.archive
+    for file in sorted({*listed, *parts}):
+        if file.is_file():
+            read_file(report, file, parts.get(file, []), found.manifest, archives.get(file), stream)
+    if earlier is not None and weights is not None:
+        check_against_previous(report, found.path, weights, earlier, found.state, _frozen(found))
+
+
+def _frozen(found: Inspected) -> frozenset[str]:
+    """What the training of this checkpoint did not change."""
+    if not found.drafter:
+        return frozenset()
+    moving = {EMBED_TOKENS} if found.source is not None and found.source.config.own_embedding else set()
+    return NOT_TRAINED - ((found.state.trained if found.state is not None else None) or moving)
+
+
+def _weight_parts(report: Report, found: Inspected, earlier: Previous | None) -> dict[Path, list[Part]]:
+    """Each tensor of the drafter, with what looks at it."""
+    parts: dict[Path, list[Part]] = {}
+    for name, entry in ({} if found.weights is None else found.weights.entries).items():
+        if entry.location is None:
+            what = f"{name}: its elements do not lie in order, and were not looked at"
+            report.add("unsupported_part", what, file=entry.file, tensor=name)
+            continue
+        info = entry.location.info
+        part = Part(name, entry.stored_name, info.start, info.end)
+        if is_scanned(entry.dtype, entry.shape):
+            scan = Scan(info, rows=True)
+            part.row_bytes = scan.row_bytes
+            part.looks.append(scan.update)
+            part.done.append(partial(_scanned, report, name, entry, scan))
+        if earlier is not None:
+            earlier.watch(name, entry, part, found.manifest)
+        _watch_verifier(report, found, name, entry, part)
+        parts.setdefault(entry.file, []).append(part)
+    return parts
+
+
+def _scanned(report: Report, name: str, entry: Entry, scan: Scan, file: OpenFile) -> None:
+    judge_weights(report, name, entry, scan.finish(file))
+
+
+def _watch_verifier(report: Report, found: Inspected, name: str, entry: Entry, part: Part) -> None:
+    verifier, source = found.verifier, found.source
+    if verifier is None or source is None or len(entry.shape) != 2 or not is_scanned(entry.dtype, entry.shape):
         return
-    check_values(report, weights)
-    if source is not None:
-        check_config(report, directory, source, weights)
-        sound = check_names(report, directory, source, weights)
-        check_map(report, source, weights, sound)
-    trained = check_state(report, directory, weights, manifest)
-    if previous is not None:
-        moving = {EMBED_TOKENS} if source is not None and source.config.own_embedding else set()
-        check_against_previous(report, directory, weights, previous, trained, NOT_TRAINED - (trained or moving))
-    if verifier is not None and source is not None:
-        check_against_verifier(report, directory, source, weights, verifier)
-
-
-def _is_another_model(directory: Path) -> bool:
-    """Whether a checkpoint says of itself that it is something else, or nothing at all."""
-    if not (directory / "config.json").exists():
-        return True
-    try:
-        describe_drafter(directory)
-    except NotADrafter:
-        return True
-    except CheckpointError:
-        return False
-    return False
-
-
-def _judge_weights(report: Report, directory: Path, previous: Path | None) -> None:
-    report.add("not_a_drafter", "no EAGLE-3 drafter: files, headers and values were judged, names and shapes were not")
-    check_files(report, directory)
-    weights = _open(report, directory)
-    if weights is None:
+    hidden = verifier.config.hidden_size
+    if entry.shape[1] != hidden:
         return
-    check_values(report, weights)
-    if previous is not None:
-        check_against_previous(report, directory, weights, previous, None, frozenset())
+    if name == EMBED_TOKENS and verifier.embedding is not None:
+        watch_embedding(report, entry, part, verifier.embedding, source.config.own_embedding)
+    elif name == "lm_head.weight" and verifier.head is not None and len(found.targets or ()) == entry.shape[0]:
+        watch_head(report, entry, part, verifier.head, found.targets or [])
 
 
-def _checkpoint_directory(report: Report, path: Path) -> Path | None:
-    """The directory to judge: the one given, or the latest epoch in it."""
-    if not path.is_dir():
-        report.unreadable = True
-        what = "is neither a directory nor a .safetensors, .bin or .pt file" if path.exists() else "does not exist"
-        report.add("no_checkpoint", f"{path} {what}")
-        return None
-    weights = any(path.glob("*.safetensors")) or any(path.glob("*.bin")) or (path / RUNTIME_STATE).exists()
-    if weights or (path / "config.json").exists():
-        return path
-    epochs = sorted((int(d.name), d) for d in path.iterdir() if d.name.isascii() and d.name.isdigit() and d.is_dir())
-    if not epochs:
-        report.unreadable = True
-        report.add("no_checkpoint", f"{path} holds no config.json, no weights and no epoch directory 0/, 1/ ...")
-        return None
-    report.add("latest_judged", f"{path} holds {len(epochs)} epochs; the latest, {epochs[-1][1].name}/, was judged")
-    return epochs[-1][1]
+def _state_parts(report: Report, found: Inspected) -> dict[Path, list[Part]]:
+    """Each tensor of the optimizer's state."""
+    if found.state is None:
+        return {}
+    file = found.state.archive.path
+    parts = []
+    for name, key, tensor in found.state.tensors():
+        if tensor.info is None or not is_scanned(tensor.dtype, tensor.shape):
+            continue
+        scan = Scan(tensor.info, rows=False)
+        part = Part(name, f"{name} {key}", tensor.info.start, tensor.info.end, scan.row_bytes, [scan.update])
+        part.done.append(partial(_moments_scanned, report, file, name, key, scan))
+        parts.append(part)
+    return {file: parts}
 
 
-def _config(report: Report, directory: Path) -> DrafterSource | None:
-    file = directory / "config.json"
-    if not file.exists():
-        if not any(f.code == "missing_file" and Path(f.file).name == file.name for f in report.findings):
-            report.add("missing_file", "config.json is missing", file=file)
-        return None
-    try:
-        return describe_drafter(directory)
-    except CheckpointError as error:
-        report.add("bad_config", str(error).removeprefix(f"{file}: "), file=file)
-        return None
-
-
-def _open(report: Report, path: Path) -> DrafterWeights | None:
-    try:
-        return open_drafter_weights(path)
-    except UnreadableFile as error:
-        add_unreadable(report, error)
-        report.unreadable = True
-    except CheckpointError as error:
-        clash = "two names" in str(error)
-        report.unreadable = not clash
-        report.add("name_clash" if clash else "missing_file", str(error).removeprefix(f"{path}: "), file=path)
-    except BadInput as error:
-        report.unreadable = True
-        report.add("missing_file", str(error).removeprefix(f"{path}: "), file=path)
-    return None
+def _moments_scanned(report: Report, file: Path, name: str, key: str, scan: Scan, opened: OpenFile) -> None:
+    judge_moments(report, file, name, key, scan.finish(opened))

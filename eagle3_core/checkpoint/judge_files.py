@@ -1,13 +1,21 @@
-"""The judge on files: is everything there that the manifest lists, byte for byte."""
+"""The judge on files: is everything there that the manifest lists, as far as sizes, headers and config tell?"""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 from eagle3_core.checkpoint.findings import Report
-from eagle3_core.checkpoint.write import MANIFEST_NAME, MANIFEST_VERSION, file_digest, tensor_digests
-from eagle3_core.errors import UnreadableFile
+from eagle3_core.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest, read_manifest
+from eagle3_core.contract.headers import read_header
+from eagle3_core.contract.jsonfiles import read_json_object
+from eagle3_core.errors import BadInput, UnreadableFile
+
+CONFIG_NAME = "config.json"
+
+MEANINGLESS = frozenset(
+    {"transformers_version", "speculators_version", "_name_or_path", "use_cache", "initializer_range", "pretraining_tp"}
+)
+"""Keys of config.json that change nothing a server computes."""
 
 _KIND_CODES = {
     "empty": "truncated_file",
@@ -22,13 +30,12 @@ _KIND_CODES = {
     "pickle": "unsafe_pickle",
     "unsafe_pickle": "unsafe_pickle",
     "damaged_pickle": "damaged_pickle",
+    "legacy_pickle": "legacy_pickle",
     "zip": "wrong_format",
     "gguf": "wrong_format",
     "hdf5": "wrong_format",
     "html": "wrong_format",
 }
-_MAX_MANIFEST_BYTES = 64_000_000
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def add_unreadable(report: Report, error: UnreadableFile) -> None:
@@ -36,92 +43,84 @@ def add_unreadable(report: Report, error: UnreadableFile) -> None:
     report.add(_KIND_CODES.get(error.kind, "damaged_header"), error.detail, file=error.path, tensor=error.tensor)
 
 
-def check_files(report: Report, directory: Path) -> dict[str, Any] | None:
+def check_files(report: Report, directory: Path) -> Manifest | None:
     """Compare the directory with its manifest; returns the manifest where it is usable."""
     if (directory / "config.py").exists():
         report.add("custom_code", "config.py lies in the checkpoint", file=directory / "config.py")
-    manifest = _manifest(report, directory)
+    manifest = read_manifest(directory)
     if manifest is None:
+        report.add("manifest_absent", f"no {MANIFEST_NAME}: sizes and digests cannot be checked")
         return None
-    for name, entry in sorted(manifest["files"].items()):
-        _check_file(report, directory / name, entry, manifest)
+    if isinstance(manifest, str):
+        report.add("manifest_broken", manifest, file=directory / MANIFEST_NAME)
+        return None
+    for name, entry in sorted(manifest.files.items()):
+        file = directory / name
+        if not file.is_file():
+            report.add("missing_file", f"{name} is listed in {MANIFEST_NAME} and missing", file=file)
+        elif name == CONFIG_NAME and manifest.config is not None:
+            _compare_config(report, file, entry, manifest.config)
+        elif not (name in manifest.headers and _compare_header(report, file, manifest)):
+            _compare_size(report, file, entry)
     for file in sorted(directory.iterdir()):
-        if file.name not in manifest["files"] and file.name not in (MANIFEST_NAME, "config.py"):
+        if file.name not in manifest.files and file.name not in (MANIFEST_NAME, "config.py"):
             report.add("unlisted_file", f"{file.name} is not in {MANIFEST_NAME}", file=file)
     return manifest
 
 
-def _manifest(report: Report, directory: Path) -> dict[str, Any] | None:
-    file = directory / MANIFEST_NAME
-    if not file.exists():
-        report.add("manifest_absent", f"no {MANIFEST_NAME}: sizes and digests cannot be checked")
-        return None
-    try:
-        with file.open("rb") as opened:
-            manifest = json.loads(opened.read(_MAX_MANIFEST_BYTES))
-    except (OSError, ValueError, RecursionError) as error:
-        report.add("manifest_broken", f"{MANIFEST_NAME} cannot be read: {error}", file=file)
-        return None
-    fault = _manifest_fault(manifest)
-    if fault is not None:
-        report.add("manifest_broken", f"{MANIFEST_NAME}: {fault}", file=file)
-        return None
-    assert isinstance(manifest, dict)
-    return manifest
-
-
-def _manifest_fault(manifest: object) -> str | None:
-    """What is wrong with the manifest itself, if anything."""
-    if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
-        return "holds no list of files"
-    version = manifest.get("schema_version")
-    if type(version) is not int or not 1 <= version <= MANIFEST_VERSION:
-        return f"schema_version {version!r} is unknown (up to {MANIFEST_VERSION} is read)"
-    for name, entry in manifest["files"].items():
-        if not name or "/" in name or "\0" in name or name in (".", ".."):
-            return f"lists {name!r}, which is not a file of this directory"
-        if not isinstance(entry, dict) or type(entry.get("bytes")) is not int:
-            return f"lists {name} without its size"
-        if not isinstance(entry.get("sha256"), str) or not _SHA256.fullmatch(entry["sha256"]):
-            return f"lists {name} without its sha256"
-    return None
-
-
-def _check_file(report: Report, file: Path, entry: dict[str, Any], manifest: dict[str, Any]) -> None:
-    if not file.is_file():
-        report.add("missing_file", f"{file.name} is listed in {MANIFEST_NAME} and missing", file=file)
-        return
+def _compare_size(report: Report, file: Path, entry: FileEntry) -> bool:
+    """Whether the size is another one."""
     size = file.stat().st_size
-    if size != entry["bytes"]:
-        word = "cut short" if size < entry["bytes"] else "too long"
-        report.add(
-            "size_differs",
-            f"{file.name} is {word}: {size:,} bytes, {MANIFEST_NAME} says {entry['bytes']:,}",
-            file=file,
-        )
-        return
+    if size != entry.size:
+        word = "cut short" if size < entry.size else "too long"
+        what = f"{file.name} is {word}: {size:,} bytes, {MANIFEST_NAME} says {entry.size:,}"
+        report.add("size_differs", what, file=file)
+    return size != entry.size
+
+
+def _compare_header(report: Report, file: Path, manifest: Manifest) -> bool:
+    """Names, dtypes and shapes against those that were written; False where the header cannot be read."""
     try:
-        digest = file_digest(file)
-    except OSError as error:
-        report.add("missing_file", f"{file.name} cannot be read: {error.strerror}", file=file)
+        found = read_header(file).tensors
+    except UnreadableFile:
+        return False
+    recorded = manifest.tensors.get(file.name, {})
+    for name in sorted(recorded.keys() - found.keys()):
+        report.add("digest_differs", f"{name} was written and is not there", file=file, tensor=name)
+    for name, info in sorted(found.items()):
+        entry = recorded.get(name)
+        if entry is None:
+            report.add("digest_differs", f"{name} is not what was written", file=file, tensor=name)
+        elif (info.dtype, info.shape) != (entry.dtype, entry.shape):
+            what = f"{name} is {info.dtype} {list(info.shape)}, was {entry.dtype} {list(entry.shape or ())}"
+            report.add("digest_differs", what, file=file, tensor=name)
+    return True
+
+
+def _compare_config(report: Report, file: Path, entry: FileEntry, written: dict[str, Any]) -> None:
+    """config.json by what it says, key by key; its order and white space mean nothing."""
+    try:
+        now = flat_config(read_json_object(file))
+    except BadInput as error:
+        if not _compare_size(report, file, entry):
+            report.add("digest_differs", f"{error}".removeprefix(f"{file}: "), file=file)
         return
-    if digest != entry["sha256"]:
-        _add_changed(report, file, manifest)
+    then = flat_config(written)
+    for key in changed_keys(now, then):
+        code = "config_note" if key.rpartition(".")[2] in MEANINGLESS else "config_edited"
+        here, before = (json.dumps(side[key]) if key in side else "absent" for side in (now, then))
+        report.add(code, f"{key} is {here}, was {before} when the checkpoint was written", file=file)
 
 
-def _add_changed(report: Report, file: Path, manifest: dict[str, Any]) -> None:
-    """Name the tensors whose bytes changed, or the file where no tensor can be named."""
-    sections = manifest.get("tensors")
-    recorded = sections.get(file.name) if isinstance(sections, dict) else None
-    changed: list[str] = []
-    if isinstance(recorded, dict):
-        try:
-            found = tensor_digests(file)
-        except UnreadableFile:
-            found = {}
-        changed = sorted(name for name, digest in found.items() if recorded.get(name) != digest)
-    for name in changed:
-        report.add("digest_differs", f"{name}: bytes differ from what was written", file=file, tensor=name)
-    if not changed:
-        what = "its header differs" if isinstance(recorded, dict) and file.suffix == ".safetensors" else "bytes differ"
-        report.add("digest_differs", f"{file.name}: {what} from what was written", file=file)
+def flat_config(config: dict[str, Any], before: str = "") -> dict[str, Any]:
+    """Nested keys joined by dots."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        nested = isinstance(value, dict) and value
+        flat |= flat_config(value, f"{before}{key}.") if nested else {f"{before}{key}": value}
+    return flat
+
+
+def changed_keys(now: dict[str, Any], then: dict[str, Any]) -> list[str]:
+    """Keys of two flat configs that differ."""
+    return sorted(key for key in now.keys() | then.keys() if now.get(key) != then.get(key))

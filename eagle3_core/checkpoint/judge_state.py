@@ -5,17 +5,16 @@ Muon + AdamW         a list of two such dicts                                  (
 FSDP                 the same, keyed by parameter name instead of number
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
+from eagle3_core.checkpoint.archive import Archive, ArchiveTensor, read_archive, scalar
 from eagle3_core.checkpoint.findings import Report
 from eagle3_core.checkpoint.judge_files import add_unreadable
-from eagle3_core.checkpoint.weights import DrafterWeights, canonical_name, load_pickle
+from eagle3_core.checkpoint.manifest import Manifest
+from eagle3_core.checkpoint.weights import DrafterWeights, canonical_name
 from eagle3_core.errors import UnreadableFile
 
 OPTIMIZER_NAME = "optimizer_state_dict.pt"
@@ -23,29 +22,58 @@ SCHEDULER_NAME = "scheduler_state_dict.pt"
 
 _FROZEN = frozenset({"embed_tokens.weight", "verifier_lm_head.weight", "verifier_norm.weight", "d2t", "t2d"})
 _SHAPED = ("exp_avg", "exp_avg_sq", "momentum_buffer", "max_exp_avg_sq")
-_SCANNED = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+_EXACT = ("F32", "F64", "I64")
 
 
 @dataclass
-class _State:
+class OptimizerState:
     """Optimizer state by parameter: the name where the file gives one, else '#' and its number."""
 
+    archive: Archive
     by_name: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     listed: list[str] = field(default_factory=list)
     named: bool = True
 
+    @property
+    def trained(self) -> set[str] | None:
+        """Names of the parameters that are trained, where the file tells them."""
+        return {canonical_name(name) for name in self.by_name} if self.named and self.by_name else None
+
+    def last_step(self) -> float | None:
+        """The highest step any parameter stands at."""
+        return max(self.steps(), default=None)
+
+    def steps(self) -> dict[float, str]:
+        """Each step that a parameter stands at, and the first such parameter."""
+        found: dict[float, str] = {}
+        for name, values in self.by_name.items():
+            step = values.get("step")
+            step = scalar(step, self.archive.path) if isinstance(step, ArchiveTensor) else step
+            if isinstance(step, (int, float)):
+                found.setdefault(float(step), name)
+        return found
+
+    def tensors(self) -> list[tuple[str, str, ArchiveTensor]]:
+        """(parameter, key, tensor) of each."""
+        return [
+            (name, str(key), value)
+            for name, values in self.by_name.items()
+            for key, value in values.items()
+            if isinstance(value, ArchiveTensor)
+        ]
+
 
 def check_state(
-    report: Report, directory: Path, weights: DrafterWeights, manifest: dict[str, Any] | None
-) -> set[str] | None:
-    """Judge both files; returns the names of the trained parameters where the optimizer tells them."""
+    report: Report, directory: Path, weights: DrafterWeights, manifest: Manifest | None
+) -> OptimizerState | None:
+    """Judge both files by names, shapes and steps; returns the optimizer's state where it could be read."""
     _check_scheduler(report, directory / SCHEDULER_NAME)
     file = directory / OPTIMIZER_NAME
     if not file.exists():
         report.add("optimizer_absent", f"no {OPTIMIZER_NAME}", file=file)
         return None
     try:
-        state = _parse(load_pickle(file))
+        state = parse_state(read_archive(file))
     except UnreadableFile as error:
         add_unreadable(report, error)
         return None
@@ -56,17 +84,15 @@ def check_state(
         _check_named(report, file, state, weights)
     else:
         _check_shapes_only(report, file, state, weights)
-    for name, values in state.by_name.items():
-        _check_finite(report, file, name, values)
     _check_steps(report, file, state, manifest)
-    return {canonical_name(name) for name in state.by_name} if state.named and state.by_name else None
+    return state
 
 
 def _check_scheduler(report: Report, file: Path) -> None:
     if not file.exists():
         return
     try:
-        data = load_pickle(file)
+        data = read_archive(file).content
     except UnreadableFile as error:
         add_unreadable(report, error)
         return
@@ -75,9 +101,9 @@ def _check_scheduler(report: Report, file: Path) -> None:
         report.add("scheduler_layout", f"{SCHEDULER_NAME} holds {type(data).__name__}, not a state dict", file=file)
 
 
-def _parse(data: object) -> _State | None:
+def parse_state(archive: Archive) -> OptimizerState | None:
     """One view of any known layout; None for an unknown one."""
-    result = _State()
+    result, data = OptimizerState(archive), archive.content
     for part in data if isinstance(data, list) else [data]:
         if not isinstance(part, Mapping):
             return None
@@ -114,7 +140,7 @@ def _names(groups: list[Any]) -> dict[int | str, str] | None:
     return found
 
 
-def _check_named(report: Report, file: Path, state: _State, weights: DrafterWeights) -> None:
+def _check_named(report: Report, file: Path, state: OptimizerState, weights: DrafterWeights) -> None:
     """Each state belongs to a tensor of the checkpoint and has its shape."""
     for name, values in state.by_name.items():
         canonical = canonical_name(name)
@@ -130,7 +156,7 @@ def _check_named(report: Report, file: Path, state: _State, weights: DrafterWeig
             continue
         for key in _SHAPED:
             value = values.get(key)
-            if isinstance(value, Tensor) and tuple(value.shape) != entry.shape:
+            if isinstance(value, ArchiveTensor) and value.shape != entry.shape:
                 report.add(
                     "optimizer_mismatch",
                     f"optimizer state {key} of {name} has shape {list(value.shape)}, the tensor {list(entry.shape)}",
@@ -156,11 +182,11 @@ def _check_named(report: Report, file: Path, state: _State, weights: DrafterWeig
         )
 
 
-def _check_shapes_only(report: Report, file: Path, state: _State, weights: DrafterWeights) -> None:
+def _check_shapes_only(report: Report, file: Path, state: OptimizerState, weights: DrafterWeights) -> None:
     """Without names, each shape of the state must be that of some tensor not yet taken."""
     left = [entry.shape for name, entry in weights.entries.items() if name not in ("d2t", "t2d")]
     for name, values in state.by_name.items():
-        shape = next((tuple(values[key].shape) for key in _SHAPED if isinstance(values.get(key), Tensor)), None)
+        shape = next((v.shape for key in _SHAPED if isinstance(v := values.get(key), ArchiveTensor)), None)
         if shape is None:
             continue
         if shape not in left:
@@ -180,43 +206,17 @@ def _check_shapes_only(report: Report, file: Path, state: _State, weights: Draft
         )
 
 
-def _check_finite(report: Report, file: Path, name: str, values: Mapping[str, Any]) -> None:
-    for key, value in _tensors(values):
-        if value.numel() == 0 or value.dtype not in _SCANNED:
-            continue
-        low, high = (float(edge) for edge in torch.aminmax(value))
-        if not (abs(low) < float("inf") and abs(high) < float("inf")):
-            count = int((~torch.isfinite(value)).sum())
-            report.add(
-                "not_finite", f"optimizer state {key} of {name} holds {count} NaN or Inf", file=file, tensor=name
-            )
-        elif key in ("exp_avg_sq", "max_exp_avg_sq", "step") and low < 0:
-            report.add("optimizer_mismatch", f"optimizer state {key} of {name} is negative", file=file, tensor=name)
-
-
-def _check_steps(report: Report, file: Path, state: _State, manifest: dict[str, Any] | None) -> None:
+def _check_steps(report: Report, file: Path, state: OptimizerState, manifest: Manifest | None) -> None:
     """All parameters were stepped together, and as often as the manifest says."""
-    steps: dict[float, str] = {}
-    exact = True
-    for name, values in state.by_name.items():
-        step = values.get("step")
-        if isinstance(step, Tensor) and step.numel() == 1 and step.device.type == "cpu":
-            exact &= step.dtype in (torch.float32, torch.float64, torch.int64)
-            steps.setdefault(float(step.detach()), name)
-        elif isinstance(step, (int, float)):
-            steps.setdefault(float(step), name)
+    steps = state.steps()
+    counters = (values.get("step") for values in state.by_name.values())
+    exact = all(step.dtype in _EXACT for step in counters if isinstance(step, ArchiveTensor))
     if len(steps) > 1:
         text = ", ".join(f"{name} at {step:g}" for step, name in sorted(steps.items())[:3])
         report.add("optimizer_stale", f"parameters stand at different steps: {text}", file=file)
-    elif steps and exact and manifest is not None and type(manifest.get("step")) is int:
+    elif steps and exact and manifest is not None and manifest.step is not None:
         step = next(iter(steps))
-        if step != manifest["step"]:
+        if step != manifest.step:
             report.add(
-                "optimizer_stale", f"optimizer stands at step {step:g}, the manifest at {manifest['step']}", file=file
+                "optimizer_stale", f"optimizer stands at step {step:g}, the manifest at {manifest.step}", file=file
             )
-
-
-def _tensors(values: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    for key, value in values.items():
-        if isinstance(value, Tensor) and value.layout == torch.strided and value.device.type == "cpu":
-            yield str(key), value.detach()

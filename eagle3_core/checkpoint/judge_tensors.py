@@ -1,26 +1,18 @@
-"""The judge on config and tensors: names, shapes, dtypes, and every value.
+"""The judge on config and tensors: names, shapes, dtypes.
 
 A aux states, H hidden, D draft vocabulary, V verifier vocabulary.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-from torch import Tensor
-
 from eagle3_core.checkpoint.findings import Report
-from eagle3_core.checkpoint.judge_files import add_unreadable
 from eagle3_core.checkpoint.weights import DrafterWeights, Entry
-from eagle3_core.contract.drafter_config import DrafterConfig, expected_tensors
+from eagle3_core.contract.drafter_config import expected_tensors
 from eagle3_core.contract.drafter_files import DrafterSource
-from eagle3_core.errors import UnreadableFile
 
-EXTREME = 1e5
-"""No weight of a working drafter comes near; one flipped exponent bit passes it."""
+FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 
-_FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
-_KINDS = {"float": _FLOATS, "int64": frozenset({"I64"}), "bool": frozenset({"BOOL"})}
+_KINDS = {"float": FLOATS, "int64": frozenset({"I64"}), "bool": frozenset({"BOOL"})}
 _FLAG_TENSORS = (
     ("input_norm.", "norm_before_fc"),
     ("fc_norm.", "fc_norm"),
@@ -43,6 +35,13 @@ def check_config(report: Report, directory: Path, source: DrafterSource, weights
             report.add("aux_ids_not_stated", note, file=file)
         else:
             report.add("config_note", note, file=file)
+    if source.tied and source.config.draft_vocab_size != source.config.vocab_size:
+        report.add(
+            "tied_head",
+            f"tie_word_embeddings is true, yet draft_vocab_size {source.config.draft_vocab_size} differs from "
+            f"vocab_size {source.config.vocab_size}: the head cannot be the embedding",
+            file=file,
+        )
     _check_aux_ids(report, file, source, weights)
 
 
@@ -54,9 +53,11 @@ def _check_aux_ids(report: Report, file: Path, source: DrafterSource, weights: D
     count = len(ids) if ids is not None else 3
     if columns is not None and columns != count * width:
         said = f"{count} layer ids {list(ids)}" if ids is not None else "no layer ids, so servers take 3"
+        key = "target_hidden_size" if source.target_hidden_size else "hidden_size"
+        fits = f"; target_hidden_size {columns // count} would fit" if columns % count == 0 else ""
         report.add(
             "aux_id_count",
-            f"fc.weight takes {columns} columns, but config.json gives {said} x hidden_size {width} = {count * width}",
+            f"fc.weight takes {columns} columns, but config.json gives {said} x {key} {width} = {count * width}{fits}",
             file=file,
             tensor="fc.weight",
         )
@@ -70,7 +71,7 @@ def _check_aux_ids(report: Report, file: Path, source: DrafterSource, weights: D
 
 def check_names(report: Report, directory: Path, source: DrafterSource, weights: DrafterWeights) -> set[str]:
     """Every expected tensor with its shape and dtype class, and no other; returns the names that are sound."""
-    expected = _expected(source)
+    expected = expected_of(source)
     sound = set()
     for name, (shape, kind) in expected.items():
         entry = weights.entries.get(name)
@@ -83,7 +84,8 @@ def check_names(report: Report, directory: Path, source: DrafterSource, weights:
     return sound
 
 
-def _expected(source: DrafterSource) -> dict[str, tuple[tuple[int, ...], str]]:
+def expected_of(source: DrafterSource) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Name -> (shape, kind) of every tensor that belongs to a drafter with this config."""
     config = source.config
     expected = expected_tensors(config)
     target = source.target_hidden_size
@@ -120,6 +122,8 @@ def _add_missing(report: Report, directory: Path, source: DrafterSource, weights
         why = ""
         if name in ("d2t", "t2d", "lm_head.weight"):
             why = f": draft_vocab_size {config.draft_vocab_size} is smaller than vocab_size {config.vocab_size}"
+        elif config.num_hidden_layers > 1 and name.startswith("layers.") and not name.startswith("layers.0."):
+            why = f": num_hidden_layers is {config.num_hidden_layers}"
         report.add("missing_tensor", f"{name} is missing{why}", file=file, tensor=name)
 
 
@@ -161,7 +165,7 @@ def _check_entry(
         code = "map_length" if name in ("d2t", "t2d") and len(entry.shape) == 1 else "shape_differs"
         report.add(
             code,
-            f"{name} has shape {list(entry.shape)}, expected {list(shape)} from {_keys(name, source.config)}",
+            f"{name} has shape {list(entry.shape)}, expected {list(shape)} from {_keys(name, source)}",
             file=entry.file,
             tensor=name,
         )
@@ -171,8 +175,9 @@ def _check_entry(
     return sound
 
 
-def _keys(name: str, config: DrafterConfig) -> str:
+def _keys(name: str, source: DrafterSource) -> str:
     """The config keys a shape follows from."""
+    config = source.config
     hidden, heads, kv = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
     part = name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[2]
     known = {
@@ -195,81 +200,3 @@ def _keys(name: str, config: DrafterConfig) -> str:
         sizes = ", ".join(f"{key} {value}" for key, value in config.mla)
         return f"num_attention_heads {heads}, hidden_size {hidden}, {sizes}"
     return known.get(part, f"hidden_size {hidden}")
-
-
-@dataclass
-class _Counts:
-    """Sums over one tensor, taken piece by piece."""
-
-    low: float = float("inf")
-    high: float = float("-inf")
-    nan: int = 0
-    inf: int = 0
-    first_bad: int | None = None
-    zero_rows: int = 0
-
-
-def check_values(report: Report, weights: DrafterWeights) -> None:
-    """Every value finite; no zeros or constants where weights should be."""
-    for name, entry in sorted(weights.entries.items()):
-        if entry.dtype not in _FLOATS or 0 in entry.shape:
-            continue
-        try:
-            counts = _scan(entry)
-        except UnreadableFile as error:
-            add_unreadable(report, error)
-            continue
-        _judge_values(report, name, entry, counts)
-
-
-def _scan(entry: Entry) -> _Counts:
-    counts, seen = _Counts(), 0
-    columns = entry.shape[-1] if len(entry.shape) > 1 else 0
-    for piece in entry.chunks():
-        low, high = (float(value) for value in torch.aminmax(piece))
-        # aminmax passes NaN on, so two numbers tell whether the slow count is needed.
-        if not (abs(low) < float("inf") and abs(high) < float("inf")):
-            _count_bad(counts, piece, seen)
-        else:
-            counts.low, counts.high = min(counts.low, low), max(counts.high, high)
-        if columns and piece.numel() % columns == 0:
-            counts.zero_rows += _zero_rows(piece.view(-1, columns))
-        seen += piece.numel()
-    return counts
-
-
-def _count_bad(counts: _Counts, piece: Tensor, seen: int) -> None:
-    nan, inf = torch.isnan(piece), torch.isinf(piece)
-    if counts.first_bad is None:
-        counts.first_bad = seen + int((nan | inf).nonzero()[0])
-    counts.nan += int(nan.sum())
-    counts.inf += int(inf.sum())
-    good = piece[~(nan | inf)]
-    if good.numel():
-        counts.low, counts.high = min(counts.low, float(good.min())), max(counts.high, float(good.max()))
-
-
-def _zero_rows(rows: Tensor) -> int:
-    """Rows of zeros; only those that begin with a zero are looked at in full."""
-    candidates = (rows[:, 0] == 0).nonzero().flatten()
-    return int((rows[candidates] == 0).all(dim=1).sum()) if candidates.numel() else 0
-
-
-def _judge_values(report: Report, name: str, entry: Entry, counts: _Counts) -> None:
-    def add(code: str, message: str) -> None:
-        report.add(code, f"{name} {message}", file=entry.file, tensor=name)
-
-    if counts.nan or counts.inf:
-        place = counts.first_bad or 0
-        at = [place] if len(entry.shape) < 2 else [place // entry.shape[-1], place % entry.shape[-1]]
-        add("not_finite", f"holds {counts.nan} NaN and {counts.inf} Inf, the first at {at}")
-    elif counts.low == counts.high == 0:
-        if not name.endswith(".bias"):
-            add("all_zero", f"{list(entry.shape)} is all zero")
-    elif counts.low == counts.high and len(entry.shape) > 1:
-        add("constant", f"{list(entry.shape)} is {counts.low:g} everywhere")
-    elif counts.zero_rows:
-        code = "zero_embedding_rows" if name == "embed_tokens.weight" else "zero_rows"
-        add(code, f"has {counts.zero_rows} rows of zeros out of {entry.shape[0]}")
-    if max(abs(counts.low), abs(counts.high)) > EXTREME and counts.low <= counts.high:
-        add("extreme_values", f"ranges from {counts.low:g} to {counts.high:g}")

@@ -1,91 +1,53 @@
-"""The tensors of a drafter under their canonical names, whatever file and spelling they come in.
+"""The tensors of a drafter under their canonical names, whatever file and spelling they come in. No tensor is read.
 
     midlayer.* -> layers.0.*     model.* -> *     aux_norm_low / mid / high -> fc_norm.0 / 1 / 2
 
-Pickled files (.bin, .pt) are opened with `weights_only=True`, which executes nothing, and never otherwise.
+Files of torch.save (.bin, .pt) are never unpickled: see archive.py.
 """
 
-import pickle
 import re
-import struct
-import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import torch
-from torch import Tensor
-
+from eagle3_core.checkpoint.archive import Archive, ArchiveTensor, read_archive
 from eagle3_core.contract.headers import read_header
+from eagle3_core.contract.jsonfiles import read_json_object
 from eagle3_core.contract.weight_files import TensorLocation, read_weight_files
 from eagle3_core.errors import CheckpointError, UnreadableFile
-from eagle3_core.verifier.tensors import load_tensor, tensor_chunks
 
-_PICKLES = ("pytorch_model.bin", "model.bin", "pytorch_model.pt", "model.pt", "draft_model.pt")
 RUNTIME_STATE = "training_state.pt"
 """What SpecForge writes while it trains: the drafter's tensors under draft_state_dict, optimizer and position."""
+
+_PICKLES = ("pytorch_model.bin", "model.bin", "pytorch_model.pt", "model.pt", "draft_model.pt")
+_PICKLE_INDEX = "pytorch_model.bin.index.json"
+_PICKLE_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d+)-of-(?P<total>\d+)\.(bin|pt)")
 _STATE_KEYS = ("state_dict", "draft_state_dict")
-
 _LEGACY_FC_NORMS = {"aux_norm_low": "fc_norm.0", "aux_norm_mid": "fc_norm.1", "aux_norm_high": "fc_norm.2"}
-_DTYPE_NAMES = {
-    torch.bool: "BOOL",
-    torch.uint8: "U8",
-    torch.int8: "I8",
-    torch.int16: "I16",
-    torch.int32: "I32",
-    torch.int64: "I64",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float32: "F32",
-    torch.float64: "F64",
-}
-_DAMAGE = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    EOFError,
-    ImportError,
-    LookupError,
-    MemoryError,
-    OSError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-    struct.error,
-)
-"""What torch.load raises on damaged bytes; found by flipping them."""
-
-_CHUNK_ELEMENTS = 1 << 24
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor: the name in the file, the file, dtype as safetensors spells it, shape."""
+    """One tensor: the name in the file, the file, dtype as safetensors spells it, shape.
+
+    location: its byte range; None where its elements do not lie in order, which torch.save allows.
+    """
 
     stored_name: str
     file: Path
     dtype: str
     shape: tuple[int, ...]
-    source: TensorLocation | Tensor
-
-    def chunks(self) -> Iterator[Tensor]:
-        """Flat pieces in order; each is valid until the next is asked for."""
-        if isinstance(self.source, TensorLocation):
-            yield from tensor_chunks(self.source)
-        else:
-            yield from torch.split(self.source.reshape(-1), _CHUNK_ELEMENTS)
-
-    def load(self) -> Tensor:
-        """The whole tensor."""
-        return load_tensor(self.source) if isinstance(self.source, TensorLocation) else self.source
+    location: TensorLocation | None
 
 
 @dataclass(frozen=True)
 class DrafterWeights:
-    """All tensors of a drafter by canonical name, and the files they lie in."""
+    """All tensors of a drafter by canonical name, the files they lie in, and those of torch.save among them."""
 
     entries: dict[str, Entry]
     files: tuple[Path, ...]
+    archives: dict[Path, Archive]
 
 
 def canonical_name(name: str) -> str:
@@ -97,13 +59,13 @@ def canonical_name(name: str) -> str:
 
 
 def open_drafter_weights(path: Path) -> DrafterWeights:
-    """The tensors of a checkpoint directory or of one .safetensors file; nothing is loaded from safetensors yet.
+    """The tensors of a checkpoint directory or of one weight file.
 
     Raises:
-        CheckpointError: no weight file, or two names for one tensor.
+        CheckpointError: no weight file, shards missing, or two names for one tensor.
         UnreadableFile: a file that is not what its header says, or a pickle that wants to run code.
     """
-    stored, files = _stored(path)
+    stored, files, archives = _stored(path)
     entries: dict[str, Entry] = {}
     clashes = []
     for entry in stored:
@@ -113,95 +75,86 @@ def open_drafter_weights(path: Path) -> DrafterWeights:
         entries[name] = entry
     if clashes:
         raise CheckpointError(f"{path}: two names for one tensor: {'; '.join(sorted(clashes))}")
-    return DrafterWeights(entries, files)
+    return DrafterWeights(entries, files, archives)
 
 
-def read_drafter_tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of a drafter by canonical name, on the CPU, in the dtype of the file.
-
-    Raises:
-        CheckpointError: no weight file, or two names for one tensor (both are listed).
-        UnreadableFile: a damaged file, or a pickle that wants to run code.
-    """
-    return {name: entry.load() for name, entry in open_drafter_weights(path).entries.items()}
+def has_weights(path: Path) -> bool:
+    """Whether a directory holds anything that could be a drafter's weights."""
+    return any(path.glob("*.safetensors")) or any(path.glob("*.bin")) or bool(_pickle_files(path))
 
 
-def load_pickle(path: Path) -> object:
-    """The content of a torch.save file, tensors mapped from the file where its format allows.
-
-    Raises:
-        UnreadableFile: damaged, or it holds more than tensors and plain containers.
-    """
-    if not path.is_file():
-        raise UnreadableFile(path, "missing", "no such file" if not path.exists() else "is not a regular file")
-    with path.open("rb") as file:
-        head = file.read(40)
-    if head.startswith(b"version https://git-lfs"):
-        raise UnreadableFile(path, "lfs_pointer", "is a Git LFS pointer, not the file; fetch it with `git lfs pull`")
-    if not head:
-        raise UnreadableFile(path, "empty", "empty file (0 bytes)")
-    try:
-        with warnings.catch_warnings():
-            # What torch thinks of the protocol of a file under suspicion is no news to the user.
-            warnings.simplefilter("ignore")
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=head.startswith(b"PK"))
-    except pickle.UnpicklingError as error:
-        if "nsupported" in str(error) or "GLOBAL" in str(error):
-            reason = "holds more than tensors and plain data and was not opened"
-            raise UnreadableFile(path, "unsafe_pickle", f"{reason} ({_asked_for(error)})") from error
-        raise UnreadableFile(path, "damaged_pickle", f"is damaged: {_first_line(error)}") from error
-    except _DAMAGE as error:
-        size = path.stat().st_size
-        raise UnreadableFile(path, "damaged_pickle", f"is damaged ({size:,} bytes): {_first_line(error)}") from error
+def state_tensors(content: object) -> dict[str, ArchiveTensor] | None:
+    """The tensors by name that a torch.save file holds, under a key of its own or at the top; None: it is no such."""
+    if isinstance(content, Mapping):
+        content = next((content[key] for key in _STATE_KEYS if isinstance(content.get(key), Mapping)), content)
+    if not isinstance(content, Mapping) or not all(isinstance(name, str) for name in content):
+        return None
+    return {str(name): value for name, value in content.items() if isinstance(value, ArchiveTensor)}
 
 
-def _stored(path: Path) -> tuple[list[Entry], tuple[Path, ...]]:
+def _stored(path: Path) -> tuple[list[Entry], tuple[Path, ...], dict[Path, Archive]]:
     """Entries under the names in the file."""
     if path.is_file():
-        return _pickled(path) if path.suffix in (".bin", ".pt") else _single(path)
+        if path.suffix in (".bin", ".pt"):
+            return _pickled(path, [path])
+        tensors = read_header(path).tensors
+        return [_entry(TensorLocation(name, path, info)) for name, info in tensors.items()], (path,), {}
     if any(path.glob("*.safetensors")) or any(path.glob("*.safetensors.index.json")):
         weights = read_weight_files(path)
-        return [_entry(location) for location in weights.tensors.values()], weights.files
-    pickles = [path / name for name in (*_PICKLES, RUNTIME_STATE) if (path / name).is_file()]
-    if not pickles:
+        return [_entry(location) for location in weights.tensors.values()], weights.files, {}
+    files = _pickle_files(path)
+    if not files:
         if not path.is_dir():
             raise CheckpointError(f"{path}: no such file or directory")
         raise CheckpointError(f"{path}: no weights: no .safetensors file and none of {', '.join(_PICKLES)}")
-    return _pickled(pickles[0])
+    return _pickled(path, files)
 
 
-def _single(path: Path) -> tuple[list[Entry], tuple[Path, ...]]:
-    from_header = read_header(path).tensors
-    return [_entry(TensorLocation(name, path, info)) for name, info in from_header.items()], (path,)
+def _pickle_files(path: Path) -> list[Path]:
+    """The torch.save files of a directory that hold its weights: by index, by name, or by the numbers of shards."""
+    if (path / _PICKLE_INDEX).is_file():
+        return _indexed(path)
+    for name in (*_PICKLES, RUNTIME_STATE):
+        if (path / name).is_file():
+            return [path / name]
+    shards = {file: found for file in sorted(path.glob("*-of-*")) if (found := _PICKLE_SHARD.fullmatch(file.name))}
+    for found in shards.values():
+        total = int(found["total"])
+        if len(shards) != total:
+            raise CheckpointError(f"{path}: {len(shards)} of {total} shards are there, beside {found[0]}")
+    return list(shards)
 
 
-def _pickled(path: Path) -> tuple[list[Entry], tuple[Path, ...]]:
-    data = load_pickle(path)
-    if isinstance(data, Mapping):
-        data = next((data[key] for key in _STATE_KEYS if isinstance(data.get(key), Mapping)), data)
-    if not isinstance(data, Mapping) or not all(isinstance(name, str) for name in data):
-        raise CheckpointError(f"{path}: holds {type(data).__name__}, not tensors by name")
-    entries = [
-        Entry(name, path, _DTYPE_NAMES.get(value.dtype, str(value.dtype)), tuple(value.shape), value.detach())
-        for name, value in data.items()
-        if isinstance(value, Tensor) and value.layout == torch.strided
-    ]
+def _indexed(path: Path) -> list[Path]:
+    index = path / _PICKLE_INDEX
+    weight_map: Any = read_json_object(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise CheckpointError(f"{index}: has no weight_map of tensors to files")
+    names = sorted(set(weight_map.values()))
+    if outside := [name for name in names if Path(name).name != name]:
+        raise CheckpointError(f"{index}: names {outside[0]!r}, which is not a file of this directory")
+    if missing := [name for name in names if not (path / name).exists()]:
+        raise CheckpointError(f"{path}: {len(missing)} of {len(names)} files of {index.name} missing: {missing[0]}")
+    return [path / name for name in names]
+
+
+def _pickled(path: Path, files: list[Path]) -> tuple[list[Entry], tuple[Path, ...], dict[Path, Archive]]:
+    entries: dict[str, Entry] = {}
+    archives: dict[Path, Archive] = {}
+    for file in files:
+        archives[file] = read_archive(file)
+        tensors = state_tensors(archives[file].content)
+        if tensors is None:
+            raise CheckpointError(f"{file}: holds {type(archives[file].content).__name__}, not tensors by name")
+        for name, tensor in tensors.items():
+            if name in entries:
+                raise CheckpointError(f"{path}: tensor {name!r} is in {entries[name].file.name} and in {file.name}")
+            location = None if tensor.info is None else TensorLocation(name, file, tensor.info)
+            entries[name] = Entry(name, file, tensor.dtype, tensor.shape, location)
     if not entries:
-        raise UnreadableFile(path, "no_tensors", "no tensors in the file")
-    return entries, (path,)
+        raise UnreadableFile(files[0], "no_tensors", "no tensors in the file")
+    return list(entries.values()), tuple(files), archives
 
 
 def _entry(location: TensorLocation) -> Entry:
     return Entry(location.name, location.file, location.info.dtype, location.info.shape, location)
-
-
-def _asked_for(error: BaseException) -> str:
-    """What the pickle wanted to import or call, out of torch's long advice."""
-    text = next((line for line in str(error).splitlines() if "GLOBAL" in line or "nsupported" in line), "")
-    found = re.search(r"GLOBAL ([\w.]+)|(Unsupported [^.]*)", text)
-    return f"it asks for {found[1]}" if found and found[1] else found[2] if found else _first_line(error)
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0][:200] if text else type(error).__name__

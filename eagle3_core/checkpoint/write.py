@@ -8,13 +8,12 @@
         model.safetensors            floats as bf16, d2t int64, t2d bool
         optimizer_state_dict.pt
         scheduler_state_dict.pt
-        manifest.json                written last: size and sha256 of every file, sha256 of every tensor
+        manifest.json                written last: size and digest of every file, digest of every tensor
 
 Source of the layout: speculators 0.9.0 `train/checkpointer.py` and the files it wrote.
 """
 
 import errno
-import hashlib
 import json
 import os
 import shutil
@@ -28,18 +27,20 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from eagle3_core.checkpoint.digest import ALGORITHM, file_digest, hasher
+from eagle3_core.checkpoint.manifest import MANIFEST_NAME, MANIFEST_VERSION
+from eagle3_core.checkpoint.stream import Stream
 from eagle3_core.contract.drafter_config import MLA, DrafterConfig, expected_tensors
-from eagle3_core.contract.headers import read_header
+from eagle3_core.contract.headers import TensorFile, read_header
 from eagle3_core.contract.jobdir import fsync_directory
+from eagle3_core.contract.jsonfiles import read_json_object
 from eagle3_core.errors import CheckpointError
 
-MANIFEST_NAME = "manifest.json"
-MANIFEST_VERSION = 1
 SPECULATORS_VERSION = "0.9.0"
 TRANSFORMERS_VERSION = "5.19.0"
 
 _TEMP_GLOB = ".checkpoint-*.tmp"
-_HASH_BYTES = 1 << 22
+_NO_ROOM_BYTES = 1 << 22
 
 
 def write_checkpoint(
@@ -98,7 +99,7 @@ def write_checkpoint(
         _save_tensors(temp / "model.safetensors", tensors)
         _save_state(temp / "optimizer_state_dict.pt", optimizer_state)
         _save_state(temp / "scheduler_state_dict.pt", scheduler_state)
-        _write_json(temp / MANIFEST_NAME, _manifest(temp, epoch, step, extra))
+        write_manifest(temp, epoch=epoch, step=step, extra=extra)
         fsync_directory(temp)
         temp.rename(final)
     except BaseException:
@@ -305,49 +306,58 @@ def _as_os_error(error: Exception, path: Path) -> OSError:
             return OSError(cause.errno, os.strerror(cause.errno or 0), str(path))
         cause = cause.__cause__ or cause.__context__
     number = next((n for n in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) if f"os error {n})" in str(error)), None)
-    if number is None and shutil.disk_usage(path.parent).free < _HASH_BYTES:
+    if number is None and shutil.disk_usage(path.parent).free < _NO_ROOM_BYTES:
         number = errno.ENOSPC
     return OSError(number or errno.EIO, f"{error}", str(path))
 
 
-def _manifest(directory: Path, epoch: int, step: int, extra: dict[str, Any]) -> dict[str, Any]:
-    files = {}
+def write_manifest(directory: Path, *, epoch: int, step: int, extra: dict[str, Any]) -> None:
+    """Write manifest.json over every file of a directory, each read once.
+
+    Raises:
+        OSError: the disk is full or the like.
+        UnreadableFile: a weight file is damaged.
+    """
+    files, headers, tensors, stream = {}, {}, {}, Stream()
     for file in sorted(directory.iterdir()):
-        files[file.name] = {"bytes": file.stat().st_size, "sha256": file_digest(file)}
-    return {
+        if file.suffix != ".safetensors":
+            digest = file_digest(file, stream)
+        else:
+            header = read_header(file)
+            digests = _digests(header, stream)
+            digest, headers[file.name] = digests.pop(_WHOLE), digests.pop(_HEADER)
+            tensors[file.name] = {
+                name: {"dtype": info.dtype, "shape": list(info.shape), "digest": digests[name]}
+                for name, info in header.tensors.items()
+            }
+        files[file.name] = {"bytes": file.stat().st_size, "digest": digest}
+    data = {
         "schema_version": MANIFEST_VERSION,
         "kind": "eagle3-checkpoint",
         "epoch": epoch,
         "step": step,
         "files": files,
-        "tensors": {"model.safetensors": tensor_digests(directory / "model.safetensors")},
+        "headers": headers,
+        "tensors": tensors,
+        "config": read_json_object(directory / "config.json"),
         "extra": extra,
     }
+    _write_json(directory / MANIFEST_NAME, data)
 
 
-def file_digest(path: Path) -> str:
-    """sha256 of a file."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_HASH_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
+_WHOLE, _HEADER = "/whole", "/header"
 
 
-def tensor_digests(path: Path) -> dict[str, str]:
-    """sha256 of the bytes of each tensor of a safetensors file.
-
-    Raises:
-        UnreadableFile: the file is damaged.
-    """
-    found = {}
-    header = read_header(path)
-    with path.open("rb") as file:
-        for name, info in sorted(header.tensors.items()):
-            file.seek(info.start)
-            digest, left = hashlib.sha256(), info.end - info.start
-            while left > 0 and (chunk := file.read(min(left, _HASH_BYTES))):
-                digest.update(chunk)
-                left -= len(chunk)
-            found[name] = digest.hexdigest()
-    return found
+def _digests(header: TensorFile, stream: Stream) -> dict[str, str]:
+    """Digests of a weight file, of its header and of each tensor, from one reading."""
+    parts = [(name, info.start, info.end) for name, info in header.tensors.items()]
+    parts = [(_HEADER, 0, header.data_start), *sorted(parts, key=lambda part: part[1:])]
+    whole, found = hasher(ALGORITHM), {}
+    with stream.opened(header.path) as file:
+        for name, start, end in parts:
+            digest = hasher(ALGORITHM)
+            for piece in file.pieces(start, end):
+                whole.update(piece)
+                digest.update(piece)
+            found[name] = f"{ALGORITHM}:{digest.hexdigest()}"
+    return found | {_WHOLE: f"{ALGORITHM}:{whole.hexdigest()}"}

@@ -1,9 +1,8 @@
 """config.json of a drafter, in any of the formats drafters are published in, as one DrafterConfig.
 
     speculators   speculators_config, transformer_layer_config {sizes, rope}, flags and aux ids at the top
-    others        LlamaForCausalLMEagle3 / Eagle3LlamaForCausalLM / LlamaForCausalLM + draft_vocab_size, or
-                  Eagle3DeepseekV2ForCausalLM / V3 with latent attention: sizes at the top, flags at the top or in
-                  eagle_config, aux ids at the top or in eagle_config
+    others        an architecture with Eagle3 in its name, or LlamaForCausalLM + draft_vocab_size: sizes at the top,
+                  also those of latent attention; flags and aux ids at the top or in eagle_config
 
 Aux layer ids: at the top, id k is the state entering layer k (vLLM, speculators). Nested ids that begin with 1 are
 outputs of layers (SpecForge, SGLang, Model-Optimizer) and are read as k + 1; others stay, as SGLang does for DeepSeek
@@ -18,14 +17,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from eagle3_core.contract.drafter_config import MLA, DrafterConfig
-from eagle3_core.contract.headers import read_header
 from eagle3_core.contract.jsonfiles import read_json_object
 from eagle3_core.contract.rope import normalise_rope
-from eagle3_core.errors import BadInput, CheckpointError, NotADrafter, UnreadableFile
+from eagle3_core.contract.weight_files import read_weight_files
+from eagle3_core.errors import BadInput, CheckpointError, NotADrafter
 
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-_EAGLE3_ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3DraftModel", "Eagle3Speculator")
-_MLA_ARCHITECTURES = ("Eagle3DeepseekV2ForCausalLM", "Eagle3DeepseekV3ForCausalLM")
 _LLAMA_TYPES = ("llama", "qwen3")
 _MLA_TYPES = ("deepseek_v2", "deepseek_v3", "kimi_k2", "kimi_k25")
 _MAX_LAYERS = 256
@@ -45,6 +42,8 @@ class DrafterSource:
     extras: mlp_bias, fc_bias: parts with tensors of their own.
     target_hidden_size: width of the aux states where it is not hidden_size.
     captured_after: made by speculators 0.3, whose layer ids mean the state after the layer and are not written.
+    tied: tie_word_embeddings is true.
+    raw: config.json itself.
     """
 
     config: DrafterConfig
@@ -56,6 +55,8 @@ class DrafterSource:
     extras: frozenset[str] = frozenset()
     target_hidden_size: int | None = None
     captured_after: bool = False
+    tied: bool = False
+    raw: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read_drafter_config(path: Path) -> DrafterSource:
@@ -82,6 +83,9 @@ def describe_drafter(path: Path) -> DrafterSource:
     except BadInput as error:
         raise CheckpointError(str(error)) from error
     speculators = "speculators_config" in whole or "speculators_model_type" in whole
+    kind = whole.get("speculators_model_type")
+    if kind not in (None, "eagle3"):
+        raise NotADrafter(f"{file}: speculators_model_type is {kind!r}, not 'eagle3'")
     sizes = whole.get("transformer_layer_config") if speculators else whole
     if not isinstance(sizes, dict):
         raise CheckpointError(f"{file}: transformer_layer_config is {sizes!r}, not an object")
@@ -104,6 +108,8 @@ def describe_drafter(path: Path) -> DrafterSource:
         extras=extras,
         target_hidden_size=target,
         captured_after=_by_speculators_0_3(whole),
+        tied=whole.get("tie_word_embeddings") is True or sizes.get("tie_word_embeddings") is True,
+        raw=whole,
     )
 
 
@@ -120,7 +126,7 @@ def _hf_format(file: Path, whole: Mapping[str, Any], nested: Mapping[str, Any]) 
     names = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
     if "use_aux_hidden_state" in nested and "next_layer_regular" in nested:
         return "modelopt"
-    if any(name in (*_EAGLE3_ARCHITECTURES, *_MLA_ARCHITECTURES) for name in names):
+    if any("eagle3" in name.lower() for name in names):
         return "specforge" if names[0] == "LlamaForCausalLMEagle3" else "hf-eagle3"
     if "draft_vocab_size" in whole:
         return "official-eagle"
@@ -145,7 +151,7 @@ def _drafter_config(
     ids = _aux_ids(file, whole, nested, notes)
     head_dim = _number(file, sizes, "head_dim") or hidden // heads
     try:
-        mla = _mla(file, sizes)
+        mla = _mla(file, whole, sizes)
         rope, warnings = normalise_rope(sizes, str(file))
         notes.extend(message for _, message in warnings)
         return DrafterConfig(
@@ -244,20 +250,11 @@ def _aux_count(
 
 def _fc_columns(path: Path) -> int | None:
     try:
-        tensors = read_header(path / "model.safetensors").tensors
-    except UnreadableFile:
+        tensors = read_weight_files(path).tensors
+    except BadInput:
         return None
-    info = tensors.get("fc.weight") or tensors.get("model.fc.weight")
-    return info.shape[1] if info is not None and len(info.shape) == 2 else None
-
-
-def _mla(file: Path, sizes: Mapping[str, Any]) -> MLA | None:
-    """The sizes of latent attention, where a drafter has it."""
-    if sizes.get("kv_lora_rank") is None:
-        return None
-    if sizes.get("q_lora_rank") is None:
-        raise CheckpointError(f"{file}: kv_lora_rank without q_lora_rank: servers need both for a drafter")
-    return MLA(**{name: _need(file, sizes, name) for name in MLA.model_fields})
+    found = tensors.get("fc.weight") or tensors.get("model.fc.weight")
+    return found.info.shape[1] if found is not None and len(found.info.shape) == 2 else None
 
 
 def _window(file: Path, sizes: Mapping[str, Any]) -> int | None:
@@ -265,6 +262,19 @@ def _window(file: Path, sizes: Mapping[str, Any]) -> int | None:
     kinds = sizes.get("layer_types")
     slides = "sliding_attention" in kinds if isinstance(kinds, list) else sizes.get("use_sliding_window") is True
     return _need(file, sizes, "sliding_window") if slides else None
+
+
+def _mla(file: Path, whole: Mapping[str, Any], sizes: Mapping[str, Any]) -> MLA | None:
+    """The sizes of latent attention, where a drafter has it."""
+    if sizes.get("kv_lora_rank") is None:
+        if "deepseek" in str(whole.get("architectures")).lower():
+            raise CheckpointError(
+                f"{file}: kv_lora_rank is missing, and {whole['architectures']} have latent attention"
+            )
+        return None
+    if sizes.get("q_lora_rank") is None:
+        raise CheckpointError(f"{file}: kv_lora_rank without q_lora_rank: servers need both for a drafter")
+    return MLA(**{name: _need(file, sizes, name) for name in MLA.model_fields})
 
 
 def _unjudged(sizes: Mapping[str, Any], speculators: bool) -> list[str]:

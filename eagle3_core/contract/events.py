@@ -100,13 +100,15 @@ class CheckpointEvent(_Event):
 
 
 class VerdictEvent(_Event):
-    """The judge's word on a checkpoint."""
+    """The judge's word on a checkpoint; `servers` says what each server would do with it."""
 
     type: Literal["verdict"]
     path: str
     verdict: Literal["valid", "suspect", "invalid", "unreadable"]
     findings: list[dict[str, Any]]
     seconds: float
+    level: Literal["quick", "full", "deep"] = "full"
+    servers: list[dict[str, Any]] = []
 
 
 class CheckpointRemovedEvent(_Event):

@@ -246,9 +246,27 @@ class ValidateParams(StageParams):
     stage: ClassVar[str] = "validate"
 
     checkpoint: InputPath = Field(description="checkpoint directory")
+    level: Literal["quick", "full", "deep"] = Field(
+        "full",
+        description="quick: headers, names, shapes, config; full: every byte; deep: a forward pass and a resumed step",
+    )
     previous: InputPath | None = Field(None, description="checkpoint of the epoch before, which must differ")
-    verifier: InputPath | None = Field(None, description="verifier directory, to compare sizes and embedding with")
+    verifier: InputPath | None = Field(
+        None, description="verifier directory, to compare sizes, embedding and head with; needed at level deep"
+    )
+    data_dir: InputPath | None = Field(None, description="hidden-state store, for level deep")
+    max_mb_per_s: float | None = Field(None, gt=0, description="read no faster than that, in 10^6 bytes a second")
     output_dir: OutputPath | None = Field(None, description="default: the job's own artifacts directory")
+
+    @model_validator(mode="after")
+    def _what_a_level_needs(self) -> Self:
+        if self.level == "deep" and (self.verifier is None or self.data_dir is None):
+            raise ValueError("level deep needs verifier and data_dir")
+        if self.level != "deep" and self.data_dir is not None:
+            raise ValueError("data_dir is for level deep")
+        if self.level == "quick" and (self.previous is not None or self.max_mb_per_s is not None):
+            raise ValueError("level quick reads no tensor: previous and max_mb_per_s are for the other levels")
+        return self
 
 
 class EvaluateParams(VerifierParams):

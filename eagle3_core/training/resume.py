@@ -12,7 +12,7 @@ import torch
 
 from eagle3_core.checkpoint.format import read_drafter_tensors
 from eagle3_core.checkpoint.judge import judge
-from eagle3_core.checkpoint.write import MANIFEST_NAME
+from eagle3_core.checkpoint.manifest import MANIFEST_NAME
 from eagle3_core.contract.jobdir import read_json
 from eagle3_core.errors import CheckpointError
 from eagle3_core.training.trainer import Position, Trainer

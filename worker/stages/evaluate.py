@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from eagle3_core.checkpoint.format import read_drafter_config, read_drafter_tensors
+from eagle3_core.checkpoint.drafter import load_drafter
 from eagle3_core.checkpoint.judge import judge
 from eagle3_core.contract.jobdir import write_json
 from eagle3_core.contract.params import EvaluateParams
@@ -16,8 +16,6 @@ from eagle3_core.errors import BadData, BadInput, GateNotMet, InvalidCheckpoint
 from eagle3_core.evaluation.rounds import RoundCounts
 from eagle3_core.evaluation.speculate import decode_greedy, decode_speculative
 from eagle3_core.evaluation.walk import walk
-from eagle3_core.model.drafter import Eagle3Drafter
-from eagle3_core.verifier.tensors import load_tensor
 from worker.context import StageContext, StageResult
 from worker.device import pick_device
 from worker.hugging_face import HuggingFaceSession, HuggingFaceTokenizer, capture_states, load_model
@@ -155,28 +153,3 @@ def read_prompts(path: Path, tokenizer: HuggingFaceTokenizer, limit: int) -> lis
     if not prompts:
         raise BadData(f"{path} holds no prompt")
     return prompts
-
-
-def load_drafter(path: Path, files: VerifierFiles, device: torch.device) -> Eagle3Drafter:
-    """A checkpoint as a drafter in float32.
-
-    Args:
-        path: checkpoint directory.
-        files: the verifier, for checkpoints that bring no embedding.
-        device: where it goes.
-
-    Raises:
-        CheckpointError: tensors and config disagree.
-    """
-    tensors = read_drafter_tensors(path)
-    if "embed_tokens.weight" not in tensors:
-        tensors["embed_tokens.weight"] = load_tensor(files.embedding)[: files.vocab_size]
-    drafter = Eagle3Drafter(read_drafter_config(path).config)
-    if "d2t" in tensors and "t2d" not in tensors:
-        tensors["t2d"] = torch.zeros(drafter.config.vocab_size, dtype=torch.bool)
-        tensors["t2d"][tensors["d2t"] + torch.arange(len(tensors["d2t"]))] = True
-    try:
-        drafter.load_state_dict(tensors)
-    except RuntimeError as error:
-        raise BadInput(f"{path}: tensors and config.json disagree: {error}") from error
-    return drafter.to(device).eval()

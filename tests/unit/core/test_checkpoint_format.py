@@ -1,7 +1,6 @@
 """Checkpoints on disk: what is written, what is read back, and what foreign formats mean."""
 
 import errno
-import hashlib
 import json
 import os
 import pickle
@@ -13,12 +12,14 @@ from typing import Any
 
 import pytest
 import torch
+from blake3 import blake3
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig
 
 from eagle3_core.checkpoint.format import read_drafter_config, read_drafter_tensors, write_checkpoint
 from eagle3_core.contract.drafter_config import expected_tensors
 from eagle3_core.contract.drafter_files import describe_drafter
+from eagle3_core.contract.headers import read_header
 from eagle3_core.errors import CheckpointError, UnreadableFile
 from tests.cases import make_case, peer_checkpoint
 from tests.makers import DRAFTER, H, V, drafter_tensors, optimizer_state, write_config, write_drafter
@@ -122,9 +123,12 @@ def test_the_manifest_lists_every_file_and_tensor(tmp_path: Path) -> None:
     assert manifest["files"].keys() == FILES - {"manifest.json"}
     for name, entry in manifest["files"].items():
         content = (path / name).read_bytes()
-        assert (entry["bytes"], entry["sha256"]) == (len(content), hashlib.sha256(content).hexdigest())
+        assert (entry["bytes"], entry["digest"]) == (len(content), f"blake3:{blake3(content).hexdigest()}")
     assert manifest["tensors"]["model.safetensors"].keys() == expected_tensors(DRAFTER).keys()
-    assert (manifest["schema_version"], manifest["epoch"], manifest["step"]) == (1, 0, 1)
+    header = read_header(path / "model.safetensors")
+    first = (path / "model.safetensors").read_bytes()[: header.data_start]
+    assert manifest["headers"] == {"model.safetensors": f"blake3:{blake3(first).hexdigest()}"}
+    assert (manifest["schema_version"], manifest["epoch"], manifest["step"]) == (2, 0, 1)
 
 
 def test_a_full_vocabulary_is_written_without_a_map(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import torch
 
 from eagle3_core.checkpoint.format import read_drafter_config, read_drafter_tensors
 from eagle3_core.checkpoint.judge import judge
-from eagle3_core.checkpoint.weights import load_pickle
+from eagle3_core.checkpoint.tensors import load_pickle
 from eagle3_core.contract.drafter_config import expected_tensors
 from eagle3_core.contract.events import Event, parse_event
 from eagle3_core.contract.spec import JobSpec

@@ -182,7 +182,7 @@ def test_weights_that_did_not_move(tmp_path: Path) -> None:
         found(judge(write_drafter(tmp_path, 1, tensors=tensors), previous=first), "weights_unchanged").file == WEIGHTS
     )
     moved = {**drafter_tensors(seed=90), "fc.weight": tensors["fc.weight"]}
-    verdict = judge(write_drafter(tmp_path, 2, tensors=moved), previous=first)
+    verdict = judge(write_drafter(tmp_path, 2, tensors=moved, steps=2), previous=first)
     assert verdict.verdict == "valid"
     assert "fc.weight" in {f.tensor for f in verdict.findings if f.code == "tensor_unchanged"}
 
@@ -252,16 +252,16 @@ def test_the_stage_reports_and_fails(tmp_path: Path, checkpoint: Path) -> None:
 
 
 def test_the_command(tmp_path: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert verify(checkpoint, True) == 0
+    assert verify(checkpoint, "json") == 0
     assert json.loads(capsys.readouterr().out)["verdict"] == "valid"
     bad = foreign(tmp_path, drop("fc.weight"))
-    assert verify(bad, True) == EXIT_STATUS["invalid"] == 2
+    assert verify(bad, "json") == EXIT_STATUS["invalid"] == 2
     answer = json.loads(capsys.readouterr().out)
-    assert answer.keys() == {"verdict", "findings"}
+    assert answer.keys() == {"verdict", "level", "findings", "servers"}
     assert answer["findings"][0].keys() == {"code", "severity", "file", "tensor", "message", "hint"}
-    assert verify(bad, False) == 2
+    assert verify(bad) == 2
     assert "missing_tensor" in capsys.readouterr().out
-    assert verify(tmp_path / "absent", False) == 3
+    assert verify(tmp_path / "absent") == 3
 
 
 def test_every_code_is_explained() -> None:

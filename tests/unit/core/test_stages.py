@@ -205,7 +205,7 @@ def test_published_faults_of_a_source_are_refused(bench: Bench, case: str, part:
     store = tiny.make_store(bench.root / "states", verifier)
     with pytest.raises(CheckpointError, match=f"finetune_from {source} is invalid: {said}"):
         bench.run("train", verifier=verifier, data_dir=store, finetune_from=source)
-    with pytest.raises(InvalidCheckpoint, match=f"{source} is invalid: {said}"):
+    with pytest.raises(InvalidCheckpoint, match=f"{source} is invalid: .*{said}"):
         bench.run("evaluate", verifier=bench.verifier, checkpoint=source, prompts=bench.conversations)
 
 

@@ -1,0 +1,266 @@
+"""`make bench-judge`: the judge on a drafter of Kimi-K2.5's size, 4.7 GB of weights and 4.8 GB of optimizer state.
+
+    quick               the call, in a fresh process that has imported it; the imports and the process are told apart
+    full                wall time of the call in a fresh process, from a cold page cache; peak memory over what the
+                        process held after its imports
+    disk, digest        cold reads of the same files with the same buffer, and blake3 over a buffer in memory, in turn
+                        with the above; full_ratio_to_limit is against the slower of the two in the same round
+    training_slowdown   a training's median step while a thread of it judges, as in a training job, against the median
+                        before and after; _process: beside `python -m worker.judge`, as for programs that are watched
+
+Everything is made in .bench/ and removed afterwards. The last line is one JSON object; medians over the rounds, each
+round's figures beside them.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import blake3
+import safetensors
+import torch
+from safetensors.torch import save_file
+
+from eagle3_core.checkpoint.stream import Stream
+from eagle3_core.checkpoint.write import speculators_config, write_manifest
+from eagle3_core.contract.drafter_config import DrafterConfig, expected_tensors
+
+PLACE = Path(__file__).resolve().parent.parent / ".bench"
+PIECE = 1 << 24
+WINDOW = 40
+"""Steps before and after the judge; the median of each is compared, since the machine may be shared."""
+
+KIMI = DrafterConfig(
+    hidden_size=7168,
+    intermediate_size=18432,
+    num_attention_heads=64,
+    num_key_value_heads=64,
+    head_dim=128,
+    vocab_size=163840,
+    draft_vocab_size=32000,
+    aux_layer_ids=(2, 30, 58),
+    max_position_embeddings=262144,
+    rope={"rope_type": "default", "rope_theta": 1e6},
+)
+
+QUICK = """
+import time; began = time.process_time()
+import json, sys; from pathlib import Path
+from eagle3_core.checkpoint.quick import judge_quick
+imported = time.process_time(); start = time.perf_counter()
+verdict = judge_quick(Path(sys.argv[1]))
+wall = time.perf_counter() - start
+print(json.dumps({"quick_ms": 1e3 * wall, "import_ms": 1e3 * (imported - began), "verdict": verdict.verdict,
+                  "torch": "torch" in sys.modules}))
+"""
+
+FULL = """
+import json, re, sys, time; from pathlib import Path
+import torch
+from eagle3_core.checkpoint.judge import judge
+torch.set_num_threads(1)
+def kilobytes(key): return int(re.search(key + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+Path("/proc/self/clear_refs").write_text("5")  # the high-water mark begins anew
+before = kilobytes("VmRSS"); start = time.perf_counter(); busy = time.process_time()
+verdict = judge(Path(sys.argv[1]))
+print(json.dumps({"seconds": time.perf_counter() - start, "cpu": time.process_time() - busy,
+                  "peak_rss_mb": (kilobytes("VmHWM") - before) * 1024 / 1e6, "verdict": verdict.verdict,
+                  "found": [f.code for f in verdict.findings if f.severity != "info"]}))
+"""
+
+
+def make_checkpoint(directory: Path) -> None:
+    """A drafter of random weights, with moments in bfloat16 as speculators writes them, and a manifest."""
+    directory.mkdir(parents=True)
+    (directory / "config.json").write_text(json.dumps(speculators_config(KIMI, "moonshotai/Kimi-K2.5", ["Kimi"], 3)))
+    generator = torch.Generator().manual_seed(0)
+    tensors, moments = {}, {}
+    for number, (name, (shape, kind)) in enumerate(expected_tensors(KIMI).items()):
+        if kind != "float":
+            continue
+        tensors[name] = torch.empty(shape, dtype=torch.bfloat16).normal_(0, 0.02, generator=generator)
+        if name != "embed_tokens.weight":
+            moments[number] = (name, shape)
+    kept = torch.randperm(KIMI.vocab_size, generator=generator)[: KIMI.draft_vocab_size].sort().values
+    tensors["d2t"] = kept - torch.arange(len(kept))
+    tensors["t2d"] = torch.isin(torch.arange(KIMI.vocab_size), kept)
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    tensors.clear()
+    state = {
+        number: {
+            "step": torch.tensor(1000.0),
+            "exp_avg": torch.empty(shape, dtype=torch.bfloat16).normal_(0, 1e-4, generator=generator),
+            "exp_avg_sq": torch.empty(shape, dtype=torch.bfloat16).normal_(0, 1e-4, generator=generator).abs_(),
+        }
+        for number, (_, shape) in moments.items()
+    }
+    group = {"lr": 1e-4, "params": list(moments), "param_names": [name for name, _ in moments.values()]}
+    torch.save({"state": state, "param_groups": [group]}, directory / "optimizer_state_dict.pt")
+    state.clear()
+    write_manifest(directory, epoch=0, step=1000, extra={})
+
+
+def forget(directory: Path) -> None:
+    """Drop the files from the page cache."""
+    for file in directory.iterdir():
+        with file.open("rb") as opened:
+            os.fsync(opened.fileno())
+            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def disk_rate(directory: Path) -> float:
+    """GB/s of reading every file from a cold cache with the judge's own reader, and looking at nothing."""
+    forget(directory)
+    stream, total, began = Stream(), 0, time.perf_counter()
+    for path in sorted(directory.iterdir()):
+        with stream.opened(path) as file:
+            total += sum(len(piece) for piece in file.pieces(0, path.stat().st_size))
+    return total / (time.perf_counter() - began) / 1e9
+
+
+def digest_rate(pieces: int = 128) -> float:
+    """GB/s of blake3 over a buffer in memory."""
+    buffer, digest = memoryview(os.urandom(PIECE)), blake3.blake3()
+    began = time.perf_counter()
+    for _ in range(pieces):
+        digest.update(buffer)
+    return pieces * PIECE / (time.perf_counter() - began) / 1e9
+
+
+def run(code: str, directory: Path) -> dict:
+    command = [sys.executable, "-P", "-c", code, str(directory)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    answer = json.loads(done.stdout)
+    assert answer["verdict"] == "valid", answer
+    return answer
+
+
+def judge_rounds(directory: Path, rounds: int) -> dict:
+    size = sum(file.stat().st_size for file in directory.iterdir())
+    found = {key: [] for key in ("quick_ms", "quick_import_ms", "disk", "digest", "full", "ratio", "cpu", "rss")}
+    for _ in range(rounds):
+        quick = run(QUICK, directory)
+        assert not quick["torch"]
+        found["quick_ms"].append(quick["quick_ms"])
+        found["quick_import_ms"].append(quick["import_ms"])
+        found["disk"].append(disk_rate(directory))
+        found["digest"].append(digest_rate())
+        forget(directory)
+        full = run(FULL, directory)
+        found["full"].append(size / full["seconds"] / 1e9)
+        found["ratio"].append(found["full"][-1] / min(found["disk"][-1], found["digest"][-1]))
+        found["cpu"].append(full["cpu"])
+        found["rss"].append(full["peak_rss_mb"])
+    middle = {key: statistics.median(values) for key, values in found.items()}
+    return {
+        "bytes": size,
+        "quick_ms": round(middle["quick_ms"], 2),
+        "quick_import_ms": round(middle["quick_import_ms"], 1),
+        "full_gb_per_s": round(middle["full"], 3),
+        "disk_gb_per_s": round(middle["disk"], 3),
+        "digest_gb_per_s": round(middle["digest"], 3),
+        "full_ratio_to_limit": round(middle["ratio"], 3),
+        "full_cpu_s": round(middle["cpu"], 2),
+        "peak_rss_mb": round(max(found["rss"]), 1),
+        "rounds": {key: [round(value, 3) for value in values] for key, values in found.items()},
+    }
+
+
+def training(directory: Path, rounds: int) -> dict:
+    """Steps of a small training with and without the judge, in a thread of it as in a training job, or beside it."""
+    steps = subprocess.Popen(
+        [sys.executable, "-P", "-m", "benchmarks.steps"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    told = Told(steps)
+    slowdowns: dict[str, list[float]] = {"thread": [], "process": []}
+    quiet = []
+    try:
+        told.take(20)
+        for _ in range(rounds):
+            for where, found in slowdowns.items():
+                before = told.take(WINDOW)
+                forget(directory)
+                beside = told.while_judged(directory) if where == "thread" else told.beside_process(directory)
+                after = told.take(WINDOW)
+                quiet += before + after
+                found.append(statistics.median(beside) / statistics.median(before + after) - 1)
+    finally:
+        steps.kill()
+        steps.wait()
+    return {
+        "training_slowdown": round(statistics.median(slowdowns["thread"]), 4),
+        "training_slowdown_process": round(statistics.median(slowdowns["process"]), 4),
+        "training_slowdowns": {key: [round(value, 4) for value in values] for key, values in slowdowns.items()},
+        "training_step_ms": round(1e3 * statistics.median(quiet), 1),
+        "training_step_noise": round(statistics.stdev(quiet) / statistics.mean(quiet), 3),
+    }
+
+
+class Told:
+    """What benchmarks.steps prints."""
+
+    def __init__(self, steps: subprocess.Popen) -> None:
+        self._steps = steps
+
+    def take(self, count: int) -> list[float]:
+        return [float(self._line()) for _ in range(count)]
+
+    def while_judged(self, directory: Path) -> list[float]:
+        self._steps.stdin.write(f"{directory}\n")
+        self._steps.stdin.flush()
+        times = []
+        while (line := self._line()) != "valid":
+            times.append(float(line))
+        return times
+
+    def beside_process(self, directory: Path) -> list[float]:
+        command = [sys.executable, "-P", "-m", "worker.judge", str(directory)]
+        judging, times = subprocess.Popen(command, stdout=subprocess.DEVNULL), []
+        while judging.poll() is None:
+            times.append(float(self._line()))
+        assert judging.returncode == 0
+        return times
+
+    def _line(self) -> str:
+        line = self._steps.stdout.readline().strip()
+        if not line:
+            raise SystemExit("the training ended")
+        return line
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--keep", action="store_true", help="leave .bench/ behind")
+    chosen = parser.parse_args()
+    directory = PLACE / "checkpoint"
+    try:
+        if not (directory / "manifest.json").exists():
+            shutil.rmtree(PLACE, ignore_errors=True)
+            make_checkpoint(directory)
+        found = judge_rounds(directory, chosen.rounds)
+        found |= training(directory, chosen.rounds)
+    finally:
+        if not chosen.keep:
+            shutil.rmtree(PLACE, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        found["load_average"] = os.getloadavg()
+    found["versions"] = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "safetensors": safetensors.__version__,
+        "blake3": blake3.__version__,
+    }
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

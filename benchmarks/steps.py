@@ -1,0 +1,96 @@
+"""Steps of a small training without end, for a judge to run beside: prints the seconds of each.
+
+A checkpoint path on standard input is judged in a thread of this process, as a training job does; its verdict follows.
+H 256, V 8192, D 2048, rows of 512 tokens, all of the answer's half supervised.
+"""
+
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import Future
+from pathlib import Path
+
+import torch
+
+from eagle3_core.checkpoint.judge import judge
+from eagle3_core.contract.drafter_config import DrafterConfig
+from eagle3_core.contract.params import TrainParams
+from eagle3_core.data.store import HiddenStateStore, StoreMeta, StoreWriter
+from eagle3_core.model.drafter import Eagle3Drafter
+from eagle3_core.training.setup import make_target_head
+from eagle3_core.training.trainer import Trainer
+from eagle3_core.verifier.tensors import VerifierWeights
+from worker.judge import judging_thread
+
+HIDDEN, VOCAB, DRAFT, TOKENS, ROWS = 256, 8192, 2048, 512, 8
+
+
+def make_trainer(place: Path) -> Trainer:
+    meta = StoreMeta(
+        verifier="none",
+        config_fingerprint="",
+        tokenizer_fingerprint="",
+        hidden_size=HIDDEN,
+        num_hidden_layers=8,
+        vocab_size=VOCAB,
+        layer_ids=(2, 4, 5),
+        last_layer_id=8,
+        dtype="bfloat16",
+    )
+    writer = StoreWriter(place, meta, 1 << 26)
+    for row in range(ROWS):
+        mask = torch.arange(TOKENS) >= TOKENS // 2
+        writer.add(row, f"{row}", torch.randint(0, VOCAB, (TOKENS,)), mask, torch.randn(TOKENS, 4, HIDDEN))
+    writer.finish()
+    config = DrafterConfig(
+        hidden_size=HIDDEN,
+        intermediate_size=688,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        head_dim=64,
+        vocab_size=VOCAB,
+        draft_vocab_size=DRAFT,
+        aux_layer_ids=(2, 4, 5),
+        rope={"rope_type": "default", "rope_theta": 1e4},
+    )
+    weights = VerifierWeights(
+        torch.randn(VOCAB, HIDDEN), torch.randn(DRAFT, HIDDEN) * 0.05, torch.ones(HIDDEN), 1e-6, 1.0, None, ()
+    )
+    params = TrainParams(
+        verifier="none", data_dir=str(place), vocab_map_dir="none", epochs=1000, max_seq_len=TOKENS, val_ratio=0
+    )
+    cpu = torch.device("cpu")
+    head = make_target_head(weights, "pre_norm", cpu)
+    return Trainer(params, Eagle3Drafter(config), head, HiddenStateStore(place), list(range(ROWS)), [], cpu)
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    thread = judging_thread()
+
+    def judged(done: Future) -> None:
+        print(done.result().verdict, flush=True)
+
+    def listen() -> None:
+        for line in sys.stdin:
+            thread.submit(judge, Path(line.strip())).add_done_callback(judged)
+
+    with tempfile.TemporaryDirectory() as place:
+        trainer = make_trainer(Path(place))
+        threading.Thread(target=listen, daemon=True).start()
+        last = time.perf_counter()
+
+        def step(_: object) -> None:
+            nonlocal last
+            now = time.perf_counter()
+            print(f"{now - last:.6f}", flush=True)
+            last = now
+
+        while True:
+            trainer.train_epoch(step)
+            trainer.next_epoch()
+
+
+if __name__ == "__main__":
+    main()

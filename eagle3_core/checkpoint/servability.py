@@ -1,0 +1,37 @@
+"""Whether speculators, vLLM and SGLang would serve a drafter as it was trained: the rules, applied.
+
+a rule that refuses applies          refuses
+else one that spoils                 loads_wrongly
+else                                 loads            (notes say what it depends on)
+"""
+
+from eagle3_core.checkpoint.findings import Outcome, Reason, Servability, Server
+from eagle3_core.checkpoint.judge_verifier import VerifierParts
+from eagle3_core.checkpoint.server_rules import RULES, VERSIONS
+from eagle3_core.checkpoint.serving_facts import Facts, facts_of
+from eagle3_core.checkpoint.weights import DrafterWeights
+from eagle3_core.contract.drafter_files import DrafterSource
+
+
+def judge_servers(
+    source: DrafterSource,
+    weights: DrafterWeights,
+    verifier: VerifierParts | None,
+    *,
+    map_sound: bool = True,
+    embedding_differs: bool = False,
+) -> tuple[Servability, ...]:
+    """What each server would do with a drafter; arguments as `facts_of`."""
+    facts = facts_of(source, weights, verifier, map_sound, embedding_differs)
+    return tuple(_evaluate(server, facts) for server in VERSIONS)
+
+
+def _evaluate(server: Server, facts: Facts) -> Servability:
+    reasons = tuple(
+        Reason(rule.code, rule.effect, message, rule.fix, rule.source, rule.proof)
+        for rule in RULES
+        if server in rule.servers and (message := rule.when(facts)) is not None
+    )
+    effects = {reason.effect for reason in reasons}
+    outcome: Outcome = "refuses" if "refuses" in effects else "loads_wrongly" if "loads_wrongly" in effects else "loads"
+    return Servability(server, VERSIONS[server], outcome, reasons)

@@ -1,0 +1,200 @@
+"""The conditions of the servers' rules: each looks at the facts and returns the particulars, or None.
+
+D draft vocabulary, A aux states.
+"""
+
+from collections.abc import Callable
+
+from eagle3_core.checkpoint.serving_facts import Facts, States
+
+Condition = Callable[[Facts], str | None]
+
+_BORROWED = ("embed_tokens.weight", "lm_head.weight", "d2t", "t2d")
+_VLLM_CLASSES = frozenset(
+    {
+        "Eagle3LlamaForCausalLM",
+        "LlamaForCausalLMEagle3",
+        "Eagle3MiniMaxM2ForCausalLM",
+        "Eagle3Qwen2_5vlForCausalLM",
+        "Eagle3Qwen3vlForCausalLM",
+        "Eagle3Qwen3ForCausalLM",
+        "Eagle3DeepseekV2ForCausalLM",
+        "Eagle3DeepseekV3ForCausalLM",
+    }
+)
+
+
+def lost(facts: Facts) -> str | None:
+    """Tensors that every server needs from the file."""
+    lost = [name for name in facts.missing if name not in _BORROWED]
+    return f"{', '.join(lost[:4])}{' ...' if len(lost) > 4 else ''} missing: random or zero weights" if lost else None
+
+
+def unknown_to_vllm(facts: Facts) -> str | None:
+    """Names vLLM has no module for."""
+    unknown = [name for name in facts.unknown if name != "t2d" and "mask_hidden" not in name]
+    if not facts.reduced and "d2t" in facts.names:
+        unknown = ["d2t", *(name for name in unknown if name != "d2t")]
+    if facts.prefixed is not None:
+        unknown.append(f"{facts.prefixed} (it puts model. in front itself)")
+    return f"it has no place for {', '.join(unknown[:3])}" if unknown else None
+
+
+def dropped_by_sglang(facts: Facts) -> str | None:
+    """Names SGLang passes over."""
+    unknown = [name for name in facts.unknown if name not in ("t2d", "d2t")]
+    if facts.kind == "mla" and facts.prefixed is not None:
+        unknown.append(facts.prefixed)
+    return f"{', '.join(unknown[:3])} dropped" if unknown else None
+
+
+def reduced_without(name: str) -> Condition:
+    """Whether a tensor that a reduced vocabulary needs is missing."""
+
+    def when(facts: Facts) -> str | None:
+        if not facts.reduced or name in facts.names:
+            return None
+        config = facts.source.config
+        return f"no {name}, though draft_vocab_size {config.draft_vocab_size} is below vocab_size {config.vocab_size}"
+
+    return when
+
+
+def wrong_states(served: Callable[[Facts], States | None]) -> Condition:
+    """Whether the states a server feeds are others than those the drafter learned from."""
+
+    def when(facts: Facts) -> str | None:
+        trained, fed = facts.trained_states, served(facts)
+        if trained is None or fed is None or fed == trained:
+            return None
+        return f"it feeds states {list(fed)}, the drafter was trained on {list(trained)}"
+
+    return when
+
+
+def unknown_states(served: Callable[[Facts], States | None]) -> Condition:
+    """Whether it cannot be told which states a server feeds, or which the drafter was trained on."""
+
+    def when(facts: Facts) -> str | None:
+        if facts.trained_states is not None and served(facts) is not None:
+            return None
+        if facts.trained_states is None:
+            return "the checkpoint does not say which states it was trained on"
+        return "which states it feeds depends on the verifier, which is not given"
+
+    return when
+
+
+def other_count(count: Callable[[Facts], int]) -> Condition:
+    """Whether a server counts another number of aux states than fc takes."""
+
+    def when(facts: Facts) -> str | None:
+        expected = count(facts) * facts.width
+        if facts.fc_columns is None or facts.fc_columns == expected:
+            return None
+        return f"it makes fc {expected} wide ({count(facts)} states), the file's has {facts.fc_columns} columns"
+
+    return when
+
+
+def short_positions(facts: Facts) -> str | None:
+    """Whether the drafter states fewer positions than its verifier."""
+    stated = None if facts.verifier is None else facts.verifier.number("max_position_embeddings")
+    own = facts.source.config.max_position_embeddings
+    return f"max_position_embeddings {own}, the verifier's is {stated}" if stated is not None and own < stated else None
+
+
+def unregistered(facts: Facts) -> str | None:
+    """Whether vLLM knows the class that `architectures` becomes."""
+    name = facts.architecture
+    if facts.native or not name:
+        return None
+    full = name if name.startswith("Eagle3") or name.endswith("Eagle3") else f"Eagle3{name}"
+    return None if full in _VLLM_CLASSES else f"architecture {full} is not registered"
+
+
+def native_gap(facts: Facts) -> str | None:
+    """What a config in the speculators format needs and lacks."""
+    if not facts.native:
+        return None
+    section = facts.raw.get("speculators_config")
+    section = section if isinstance(section, dict) else {}
+    methods, verifier = section.get("proposal_methods"), section.get("verifier")
+    first = methods[0] if isinstance(methods, list) and methods else None
+    if not isinstance(first, dict) or type(first.get("speculative_tokens")) is not int:
+        return "speculators_config.proposal_methods[0].speculative_tokens is missing"
+    if not isinstance(verifier, dict) or not isinstance(verifier.get("name_or_path"), str):
+        return "speculators_config.verifier.name_or_path is missing"
+    return None if "speculators_model_type" in facts.raw else "speculators_model_type is missing"
+
+
+def local_verifier(facts: Facts) -> str | None:
+    """Whether the verifier is named by a path."""
+    name = facts.source.verifier_name
+    if not facts.native or name is None:
+        return None
+    local = name.startswith(("/", ".", "~")) or name.count("/") != 1
+    return f"speculators_config.verifier.name_or_path {name!r} is no hub id" if local else None
+
+
+def rope_twice(facts: Facts) -> str | None:
+    """Whether the rope base stands in both layouts with different values."""
+    new, old = facts.layer.get("rope_parameters"), facts.layer.get("rope_theta")
+    inner = new.get("rope_theta") if isinstance(new, dict) else None
+    if inner is None or old is None or inner == old:
+        return None
+    return f"rope_parameters.rope_theta is {inner}, rope_theta {old}: transformers 5 reads the one, 4 the other"
+
+
+def disordered(facts: Facts) -> str | None:
+    """Whether layer ids do not ascend or name a layer twice."""
+    ids = facts.trained_states
+    if ids is None or list(ids) == sorted(set(ids)):
+        return None
+    return f"layer ids {list(ids)}: states are joined in ascending order, each once"
+
+
+def layer_type(facts: Facts) -> str | None:
+    """Whether the speculators format holds layers that its readers do not know."""
+    kind = facts.layer.get("model_type", "llama")
+    return f"model_type {kind!r}" if facts.native and kind not in ("llama", "qwen3") else None
+
+
+def full_map(facts: Facts) -> str | None:
+    """Whether d2t was found wrong."""
+    return None if facts.map_sound or "d2t" not in facts.names else "d2t leads to other tokens than it should"
+
+
+def stated(key: str, value: object = None) -> Condition:
+    """Whether a key of the flat config is there with this value."""
+
+    def when(facts: Facts) -> str | None:
+        there = not facts.native and key in facts.raw and facts.raw[key] == value
+        return f"{key} is {'null' if value is None else value}" if there else None
+
+    return when
+
+
+def said(test: Callable[[Facts], bool], text: str) -> Condition:
+    """A test and what to say of it."""
+    return lambda facts: text if test(facts) else None
+
+
+def mla(facts: Facts) -> bool:
+    """Whether its attention is latent."""
+    return facts.kind == "mla"
+
+
+def top_level_count(facts: Facts) -> int:
+    """A as speculators counts it."""
+    return 3 if facts.top_ids is None else len(facts.top_ids)
+
+
+def first_runner(facts: Facts) -> States | None:
+    """The states vLLM's V1 model runner feeds."""
+    return facts.vllm_states(second_runner=False)
+
+
+def second_runner(facts: Facts) -> States | None:
+    """The states vLLM's V2 model runner feeds."""
+    return facts.vllm_states(second_runner=True)

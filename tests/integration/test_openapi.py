@@ -24,7 +24,7 @@ BEYOND_SCHEMAS = (
     "GET /jobs/{job_id}",
     "GET /jobs/{job_id}/log/stream",
 )
-"""What no schema can say: that paths are there, how a duration is written, that a cursor or stream id is one of ours."""
+"""What no schema can say: that paths are there, how a duration is written, that a cursor or id is one of ours."""
 
 
 def tries():

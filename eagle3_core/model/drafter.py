@@ -12,6 +12,7 @@ the draft chain of this round.
 T rows of a document, R rows of this call, A aux states, H hidden, D draft vocabulary, n heads of width hd.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -82,20 +83,20 @@ class DrafterKeys:
             layer.chain_v.clear()
 
 
-class Attention(nn.Module):
+class Attention(nn.Module, ABC):
     """Attention of one layer over confirmed rows and the row's own chain; how queries and keys are made is not said."""
 
     o_proj: nn.Linear
     scale: float
     window: int | None
 
+    @abstractmethod
     def a_projections(self) -> list[nn.Linear]:
         """What takes the layer's input: first for queries, the others for keys and values."""
-        raise NotImplementedError
 
+    @abstractmethod
     def heads(self, projected: Sequence[Tensor], turned_q: CosSin, turned_k: CosSin) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [R, n, hd], keys [R', k, hd], both rotated, and values [R', k, vd] from what was projected."""
-        raise NotImplementedError
 
     def forward(self, x_RW: Tensor, rows_R: Tensor, step: int, cos_sin: CosSin, keys: LayerKeys) -> Tensor:
         """[R, H]; puts this call's keys into `keys`: as confirmed rows at step 0, as chain later.

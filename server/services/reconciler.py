@@ -58,6 +58,8 @@ AGAIN_S = 1.0
 TOGETHER_S = 0.01
 """Seconds for each running job within which their events are read together: a burst takes a third of the CPU."""
 TOGETHER_AT_MOST_S = 0.2
+WAITED_FOR_S = 0.02
+"""The same while somebody waits for news."""
 RECORDS_LOOKED_AT = 100
 REWORDED_S = 5.0
 
@@ -170,6 +172,8 @@ class Reconciler:
 
     @property
     def _together_s(self) -> float:
+        if self._runtime.waiters.any:
+            return WAITED_FOR_S
         return min(TOGETHER_AT_MOST_S, TOGETHER_S * sum(job.state in LIVE_JOB for job in self._jobs.values()))
 
     @property

@@ -20,6 +20,11 @@ class Waiters:
         self.closing = False
         """The daemon is being stopped: nobody waits any longer."""
 
+    @property
+    def any(self) -> bool:
+        """Whether anybody waits. May be asked from any thread."""
+        return bool(self._bells)
+
     def open(self) -> None:
         """Begin, on the running event loop."""
         self._loop = asyncio.get_running_loop()

@@ -67,7 +67,7 @@ def test_each_scope_reaches_what_it_is_for_and_no_more(daemon, ask):
     secrets = {scope: daemon.client.create_token(f"t-{scope}", scope)["token"] for scope in ("read", "submit", "admin")}
     rank = ["read", "submit", "admin"]
     for method, path in routes():
-        needed = "read" if method == "GET" or path == "/login-links" else "submit"
+        needed = "read" if method in ("GET", "HEAD") or path == "/login-links" else "submit"
         needed = "admin" if path.startswith(("/tokens", "/audit")) else needed
         for scope, secret in secrets.items():
             answer = ask(daemon, method, path, secret)

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 from server.api.context import Context, From
 from server.api.filters import job_filter
 from server.api.problems import Problem
-from server.api.routes import KnownQuery
+from server.api.routes import Direct, KnownQuery
 from server.api.waiting import UntilParam, Wait, ask_of, conditional, tags_of, unless_gone, version_known, waited
 from server.domain.changes import Standing, Until
 from server.domain.listing import ALL_JOBS, JobFilter
@@ -239,9 +239,6 @@ def _list_known(context: Context, request: Request, until: Until, known: str | N
     return ours[1] if until == Until.PROGRESS else ours[2]
 
 
-@router.get(
-    "/{job_id}", operation_id="getJob", response_model=None, responses={200: {"model": JobView}, 304: {}, 503: PROBLEM}
-)
 async def get_job(
     context: Context,
     request: Request,
@@ -264,6 +261,17 @@ async def get_job(
         snapshot, outcome = await unless_gone(context, request, holding)
     tag = f"{context.runtime.incarnation}-{snapshot.version}"
     return conditional(request, tag, snapshot.body, waited(ask, outcome))
+
+
+router.add_api_route(
+    "/{job_id}",
+    get_job,
+    methods=["GET"],
+    operation_id="getJob",
+    response_model=None,
+    responses={200: {"model": JobView}, 304: {}, 503: PROBLEM},
+    route_class_override=Direct,
+)
 
 
 @router.get("/{job_id}/events", operation_id="getEvents", response_model=None, responses={200: {"model": EventList}})

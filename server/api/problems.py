@@ -1,8 +1,8 @@
 """Errors as RFC 9457 problem+json; the one place that makes them."""
 
 import logging
+import random
 import re
-import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from http import HTTPStatus
@@ -63,7 +63,7 @@ def request_id_of(headers: Headers, redact: Redact) -> str:
     secret.
     """
     given = headers.get(REQUEST_ID, "")
-    return given if _REQUEST_ID.fullmatch(given) and redact(given) == given else secrets.token_hex(8)
+    return given if _REQUEST_ID.fullmatch(given) and redact(given) == given else f"{random.getrandbits(64):016x}"
 
 
 def problem_response(error: ServiceError, path: str, request_id: str, redact: Redact) -> JSONResponse:

@@ -5,7 +5,7 @@ takes nothing of what it is sent.
 import json
 from asyncio import TimerHandle, Transport
 
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from server.errors import BadRequest
 
@@ -14,6 +14,8 @@ KEPT_FREE = 600
 
 MOST = 8192
 SILENT_S = 30.0
+HEAD_BYTES = 64 << 10
+"""Request line and headers; the parser itself would keep any length of them."""
 
 
 def max_connections(descriptors: int) -> int:
@@ -21,7 +23,7 @@ def max_connections(descriptors: int) -> int:
     return max(64, min(MOST, descriptors - KEPT_FREE))
 
 
-class GuardedProtocol(H11Protocol):
+class GuardedProtocol(HttpToolsProtocol):
     """HTTP on one connection, which is closed when there are too many, when no request came in time, or when the client
     has left what it was sent unread for too long: what waits to be sent takes memory, and an open connection.
     """
@@ -29,6 +31,7 @@ class GuardedProtocol(H11Protocol):
     most = max_connections(1024)
     unread_s = 60.0
     _unread: TimerHandle | None = None
+    _head_bytes = 0
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         """Take the connection or close it."""
@@ -37,6 +40,23 @@ class GuardedProtocol(H11Protocol):
             transport.abort()
         else:
             self.loop.call_later(SILENT_S, self._close_if_silent)
+
+    def data_received(self, data: bytes) -> None:
+        """Go on reading the request; a head that does not end is refused."""
+        self._head_bytes += len(data)
+        super().data_received(data)
+        if self._head_bytes > HEAD_BYTES and not self.transport.is_closing():
+            self.send_400_response(f"request line and headers are longer than {HEAD_BYTES} bytes")
+
+    def on_headers_complete(self) -> None:
+        """The head has been read."""
+        self._head_bytes = 0
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """A part of the body has been read."""
+        self._head_bytes = 0
+        super().on_body(body)
 
     def pause_writing(self) -> None:
         """The client takes less than it is sent: its time begins."""

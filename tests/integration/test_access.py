@@ -167,3 +167,30 @@ def test_what_is_no_http_is_a_problem_too(http):
     head, body = answer.split(b"\r\n\r\n")
     assert b"application/problem+json" in head
     assert json.loads(body)["status"] == 400
+
+
+@pytest.mark.parametrize("begin", [b"GET /healthz?", b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX-Long: "])
+def test_a_head_without_an_end_is_not_kept(http, begin):
+    with socket.create_connection((http.base_url.host, http.base_url.port), timeout=10) as connection:
+        connection.sendall(begin)
+        answer = b""
+        for _ in range(40):
+            try:
+                connection.sendall(b"a" * (64 << 10))
+                answer += connection.recv(4096, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                continue
+            except OSError:  # closed, as it should be
+                break
+        else:
+            pytest.fail("two and a half megabytes of headers were taken")
+    assert answer == b"" or b"longer than 65536 bytes" in answer
+    assert http.get("/healthz").status_code == 200
+
+
+def test_a_large_body_in_pieces_is_no_head(http, token):
+    padding = " " * 900_000
+    answer = http.post(
+        "/jobs", content=f'{{"stage": "none"{padding}}}', headers={**token, "Content-Type": "application/json"}
+    )
+    assert answer.status_code == 422

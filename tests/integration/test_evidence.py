@@ -17,7 +17,8 @@ def own_group():
     path = next((line.split(":", 2)[2] for line in lines if line.split(":")[1] == "memory"), None)
     if path is None:
         return None
-    group = Path("/sys/fs/cgroup/memory") / path.lstrip("/") / f"test-{os.getpid()}"  # not a job's name: shims take those away
+    # Not a name as jobs' groups have: shims take those away.
+    group = Path("/sys/fs/cgroup/memory") / path.lstrip("/") / f"test-{os.getpid()}"
     try:
         group.mkdir(exist_ok=True)
         (group / "memory.limit_in_bytes").write_text(str(192 << 20))

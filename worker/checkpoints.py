@@ -24,6 +24,9 @@ from worker.context import StageContext
 from worker.judge import judging_thread
 from worker.retention import VAL_LOSS, best_link_fault, mark_best, needless
 
+MOST_UNJUDGED = 2
+"""Checkpoints a training may be ahead of the judge, who gives way to it: old ones go only when newer ones are sound."""
+
 
 @dataclass(frozen=True)
 class _Judging:
@@ -60,6 +63,9 @@ class CheckpointKeeper:
         """
         if (self._context.output_dir / name).exists():
             return  # stopped again at the very step it had gone on from
+        while len(self._pending) >= MOST_UNJUDGED:
+            self._context.phase("judging")
+            self._take(self._pending.popleft(), self._params.on_invalid_checkpoint == "stop")
         self._context.phase("saving")
         epoch = int(name) if name.isdigit() else trainer.position.epoch
         path = write_checkpoint(

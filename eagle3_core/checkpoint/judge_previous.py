@@ -46,6 +46,7 @@ class Previous:
         self._manifest = manifest if isinstance(manifest, Manifest) else None
         self._stream = Stream()
         self.same: set[str] = set()
+        self.lost: str | None = None
 
     def watch(self, name: str, entry: Entry, part: Part, manifest: Manifest | None) -> None:
         """Have a tensor compared: by digests where both checkpoints recorded them, else byte by byte."""
@@ -58,7 +59,14 @@ class Previous:
                 self.same.add(name)
             return
         look = _Equal(self._stream, other.location, part.row_bytes)
-        part.looks.append(look.update)
+
+        def compare(raw: memoryview) -> None:
+            try:
+                look.update(raw)
+            except UnreadableFile as error:  # it may be cleared away meanwhile: no fault of the one that is judged
+                look.equal, self.lost = False, str(error)
+
+        part.looks.append(compare)
         part.done.append(lambda _: self.same.add(name) if look.equal else None)
 
 
@@ -111,6 +119,9 @@ def check_against_previous(
         state: the optimizer, which knows what is trained; None: all but `frozen` is.
         frozen: what no training changes.
     """
+    if previous.lost is not None:
+        report.add("previous_unreadable", f"the previous checkpoint could not be read: {previous.lost}")
+        return
     same, name_before = previous.same, previous.path.name
     trained = None if state is None else state.trained
     both = weights.entries.keys() & previous.weights.entries.keys()
@@ -132,9 +143,12 @@ def check_against_previous(
     for name in sorted((both & frozen) - same):
         code = "map_changed" if name in ("d2t", "t2d") else "frozen_tensor_changed"
         report.add(code, f"{name} differs from {name_before}", file=weights.files[0], tensor=name)
-    _compare_values(report, weights, previous, sorted(both - frozen - same))
+    try:
+        _compare_values(report, weights, previous, sorted(both - frozen - same))
+        _compare_steps(report, state, previous.path)
+    except OSError as error:
+        report.add("previous_unreadable", f"the previous checkpoint could not be read: {error}")
     _compare_configs(report, directory, previous.path)
-    _compare_steps(report, state, previous.path)
 
 
 def _compare_values(report: Report, weights: DrafterWeights, previous: Previous, moved: list[str]) -> None:

@@ -15,6 +15,7 @@ from eagle3_core.checkpoint.judge_bytes import Part
 from eagle3_core.checkpoint.stream import OpenFile
 from eagle3_core.checkpoint.weights import Entry
 from eagle3_core.contract.weight_files import TensorLocation
+from eagle3_core.errors import UnreadableFile
 from eagle3_core.verifier.tensors import TORCH_DTYPES, load_rows
 
 _BLOCK_VALUES = 1 << 20
@@ -30,16 +31,22 @@ class _Rows:
         """Compare row r of `entry` with row `rows[r]` (int64 [R]) of `theirs`, as far as `rows` goes."""
         self._dtype, self._columns = TORCH_DTYPES[entry.dtype], entry.shape[1]
         self._theirs, self._rows, self._seen = theirs, rows, 0
+        self.lost: str | None = None
 
     def blocks(self, raw: memoryview) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """(first row, ours [R, H], theirs [R, H]) of a piece of the matrix."""
+        """(first row, ours [R, H], theirs [R, H]) of a piece of the matrix; none once the verifier cannot be read."""
         ours = torch.frombuffer(raw, dtype=self._dtype).view(-1, self._columns)
         size = max(_BLOCK_VALUES // self._columns, 1)
         for first in range(0, len(ours), size):
             wanted = self._rows[self._seen + first : self._seen + first + size]
-            if len(wanted):
-                block = ours[first : first + len(wanted)]
-                yield self._seen + first, block, load_rows(self._theirs, wanted)
+            if not len(wanted) or self.lost is not None:
+                continue
+            try:
+                theirs = load_rows(self._theirs, wanted)
+            except UnreadableFile as error:  # no fault of the drafter
+                self.lost = str(error)
+                continue
+            yield self._seen + first, ours[first : first + len(wanted)], theirs
         self._seen += len(ours)
 
 
@@ -57,6 +64,7 @@ def watch_embedding(report: Report, entry: Entry, part: Part, verifier: TensorLo
             different.extend((unequal + start).tolist())
 
     def done(_: OpenFile) -> None:
+        _tell_lost(report, rows)
         if different:
             report.add(
                 "own_embedding" if trained else "embedding_differs",
@@ -79,7 +87,7 @@ class _Head:
 
     def __init__(self, entry: Entry, verifier: TensorLocation, targets: list[int]) -> None:
         self._verifier, self._targets = verifier, targets
-        self._rows = _Rows(entry, verifier, torch.tensor(targets))
+        self.rows = _Rows(entry, verifier, torch.tensor(targets))
         self._likeness: list[Tensor] = []
         step = max(len(targets) // _SAMPLED_ROWS, 1)
         self._sampled = range(0, len(targets), step)[:_SAMPLED_ROWS]
@@ -87,7 +95,7 @@ class _Head:
 
     def look(self, raw: memoryview) -> None:
         """Take in the next rows."""
-        for start, ours, theirs in self._rows.blocks(raw):
+        for start, ours, theirs in self.rows.blocks(raw):
             self._likeness.append(cosine_similarity(ours.float(), theirs.float(), dim=1))
             here = [row - start for row in self._sampled if start <= row < start + len(ours)]
             self._samples.extend(ours[here].float())
@@ -96,7 +104,7 @@ class _Head:
         """What is wrong with it, if anything."""
         likeness = torch.cat(self._likeness) if self._likeness else torch.empty(0)
         astray = (likeness < _ASTRAY).nonzero().flatten().tolist()
-        if not astray:
+        if not astray or self.rows.lost is not None:
             return None
         if float(likeness.median()) > _DERIVED:
             return (
@@ -136,8 +144,19 @@ def watch_head(report: Report, entry: Entry, part: Part, verifier: TensorLocatio
     head = _Head(entry, verifier, targets)
 
     def done(_: OpenFile) -> None:
-        if fault := head.fault():
+        fault = None
+        try:
+            fault = head.fault()
+        except UnreadableFile as error:
+            head.rows.lost = str(error)
+        _tell_lost(report, head.rows)
+        if fault is not None:
             report.add("head_rows_differ", fault, file=entry.file, tensor="lm_head.weight")
 
     part.looks.append(head.look)
     part.done.append(done)
+
+
+def _tell_lost(report: Report, rows: _Rows) -> None:
+    if rows.lost is not None:
+        report.add("verifier_unreadable", f"the verifier's weights could not be read: {rows.lost}")

@@ -97,6 +97,10 @@ class CheckpointRow(BaseModel):
     bytes: int | None
     verdict: str | None = Field(description="valid, suspect, invalid, unreadable; null until judged")
     findings: list[dict[str, Any]]
+    level: str | None = Field(description="quick, full or deep: how closely it was judged")
+    servers: list[dict[str, Any]] = Field(
+        description="what each server would do with it: loads, loads_wrongly or refuses, and the rules that say so"
+    )
     seconds: float | None = Field(description="the judging took")
     created_at: datetime
     judged_at: datetime | None

@@ -181,6 +181,8 @@ class CheckpointTable(Base):
     bytes: Mapped[int | None]
     verdict: Mapped[str | None] = mapped_column(String(20))
     findings: Mapped[list[dict[str, Any]]]
+    level: Mapped[str | None] = mapped_column(String(10))
+    servers: Mapped[list[dict[str, Any]] | None]
     seconds: Mapped[float | None]
     created_at: Mapped[datetime]
     judged_at: Mapped[datetime | None]

@@ -158,6 +158,8 @@ class Checkpoint:
     bytes: int | None
     verdict: str | None
     findings: list[dict[str, Any]]
+    level: str | None
+    servers: list[dict[str, Any]]
     seconds: float | None
     created_at: datetime
     judged_at: datetime | None

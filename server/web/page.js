@@ -193,6 +193,10 @@ function showCheckpoints(checkpoints) {
       for (const finding of one.findings) {
         item.append(element("div", finding.severity === "info" ? "faint" : "hint", [finding.code, finding.file, finding.tensor, finding.message].filter(Boolean).join(": ")));
       }
+      for (const server of one.servers) {
+        const reasons = server.reasons.filter((reason) => reason.effect !== "note").map((reason) => reason.message);
+        item.append(element("div", server.outcome === "loads" ? "faint" : "hint", [`${server.version} ${server.outcome.replace("_", " ")}`, ...reasons].join(": ")));
+      }
       return item;
     }),
   );

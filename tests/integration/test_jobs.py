@@ -22,7 +22,8 @@ def test_a_job_runs_and_tells_all(shared):
         ["event", {"type": "epoch", "epoch": 1, "epochs": 2, "train_s": 1.5, "val_s": 0.5,
                    "train": {"loss": 2.5}, "val": None}],
         ["event", {"type": "checkpoint", "path": "/x/1", "epoch": 1, "step": 3, "bytes": 10}],
-        ["event", {"type": "verdict", "path": "/x/1", "verdict": "valid", "findings": [], "seconds": 0.1}],
+        ["event", {"type": "verdict", "path": "/x/1", "verdict": "valid", "findings": [], "seconds": 0.1,
+                   "level": "deep", "servers": [{"version": "a server 1.0", "outcome": "loads", "reasons": []}]}],
         ["event", {"type": "warning", "code": "odd", "message": "an odd thing"}],
         ["event", {"type": "warning", "code": "odd", "message": "an odd thing"}],
     ]  # fmt: skip
@@ -44,6 +45,7 @@ def test_a_job_runs_and_tells_all(shared):
     assert job["summary"].startswith("succeeded after")
     [checkpoint] = daemon.client.checkpoints(job["id"])
     assert (checkpoint["epoch"], checkpoint["verdict"], checkpoint["bytes"]) == (1, "valid", 10)
+    assert (checkpoint["level"], [server["outcome"] for server in checkpoint["servers"]]) == ("deep", ["loads"])
     assert list(daemon.client.events(job["id"])) == daemon.file_events(job["id"])
     log = daemon.client.log(job["id"])
     assert log.data == (daemon.attempt(job["id"]) / "output.log").read_bytes()

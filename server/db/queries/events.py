@@ -39,9 +39,11 @@ def _note_checkpoint(session: Session, job_id: str, event: CheckpointEvent | Ver
     if isinstance(event, CheckpointEvent):
         row.epoch, row.step, row.bytes, row.created_at = event.epoch, event.step, event.bytes, event.time
         row.verdict, row.findings, row.judged_at = None, [], None  # written anew by a later attempt
+        row.level, row.servers = None, None
         row.removed_at = None
     else:
         row.verdict, row.findings = event.verdict, event.findings
+        row.level, row.servers = event.level, event.servers
         row.seconds, row.judged_at = event.seconds, event.time
     session.flush()
 
@@ -87,6 +89,8 @@ def checkpoints(session: Session, job_id: str) -> list[Checkpoint]:
             bytes=row.bytes,
             verdict=row.verdict,
             findings=row.findings,
+            level=row.level,
+            servers=row.servers or [],
             seconds=row.seconds,
             created_at=row.created_at,
             judged_at=row.judged_at,

@@ -132,7 +132,9 @@ def _watch_verifier(report: Report, found: Inspected, name: str, entry: Entry, p
     if name == EMBED_TOKENS and verifier.embedding is not None:
         watch_embedding(report, entry, part, verifier.embedding, source.config.own_embedding)
     elif name == "lm_head.weight" and verifier.head is not None and len(found.targets or ()) == entry.shape[0]:
-        watch_head(report, entry, part, verifier.head, found.targets or [])
+        # What was trained on from another drafter has that one's rows where its vocabulary had the token.
+        mixed = found.manifest is not None and found.manifest.extra.get("finetune_from") is not None
+        watch_head(report, entry, part, verifier.head, found.targets or [], mixed)
 
 
 def _state_parts(report: Report, found: Inspected) -> dict[Path, list[Part]]:

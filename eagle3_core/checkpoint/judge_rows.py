@@ -82,11 +82,11 @@ class _Head:
     """A drafter's head beside the verifier's rows for the tokens d2t leads to.
 
     A head that was initialised from the verifier's keeps most of each row's direction, also where it is trained. One
-    that was trained from nothing has no likeness to any row and tells nothing.
+    that was trained from nothing has no likeness to any row and tells nothing; where `mixed`, some rows may be so.
     """
 
-    def __init__(self, entry: Entry, verifier: TensorLocation, targets: list[int]) -> None:
-        self._verifier, self._targets = verifier, targets
+    def __init__(self, entry: Entry, verifier: TensorLocation, targets: list[int], mixed: bool) -> None:
+        self._verifier, self._targets, self._mixed = verifier, targets, mixed
         self.rows = _Rows(entry, verifier, torch.tensor(targets))
         self._likeness: list[Tensor] = []
         step = max(len(targets) // _SAMPLED_ROWS, 1)
@@ -106,7 +106,7 @@ class _Head:
         astray = (likeness < _ASTRAY).nonzero().flatten().tolist()
         if not astray or self.rows.lost is not None:
             return None
-        if float(likeness.median()) > _DERIVED:
+        if float(likeness.median()) > _DERIVED and not self._mixed:
             return (
                 f"{len(astray)} rows of lm_head.weight are unlike the verifier's {self._verifier.name} for the tokens "
                 f"d2t leads them to, though the others are alike: draft ids {astray[:4]}"
@@ -137,11 +137,15 @@ class _Head:
         return [(row, one) for row, one, value in found if value > least and one != self._targets[row]]
 
 
-def watch_head(report: Report, entry: Entry, part: Part, verifier: TensorLocation, targets: list[int]) -> None:
-    """Have the rows of the head compared with those of the verifier's that d2t leads to."""
+def watch_head(
+    report: Report, entry: Entry, part: Part, verifier: TensorLocation, targets: list[int], mixed: bool
+) -> None:
+    """Have the rows of the head compared with those of the verifier's that d2t leads to; where `mixed`, some of them
+    are another drafter's.
+    """
     if verifier.info.shape[1:] != entry.shape[1:] or max(targets, default=0) >= verifier.info.shape[0]:
         return
-    head = _Head(entry, verifier, targets)
+    head = _Head(entry, verifier, targets, mixed)
 
     def done(_: OpenFile) -> None:
         fault = None

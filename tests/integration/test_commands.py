@@ -65,7 +65,8 @@ def test_what_came_of_a_job_at_the_command_line(shared, eyas, tmp_path):
     assert job["id"] not in eyas("jobs", "--in", "succeeded").stdout
     assert "bad_data" in eyas("attempts", job["id"]).stdout
     assert "did you mean failed?" in eyas("jobs", "--in", "faild").stderr
-    assert eyas("retry", job["id"]).stdout.split() == [job["id"], "queued"]
+    told, state = eyas("retry", job["id"]).stdout.split()
+    assert (told, state in ("queued", "starting")) == (job["id"], True)  # it may have been faster than the answer
     daemon.wait_ended(job["id"])
     assert len(eyas("attempts", job["id"]).stdout.splitlines()) == 2
     (output / "a.json").write_text("{}")

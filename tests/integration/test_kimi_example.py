@@ -68,7 +68,8 @@ def test_the_users_own_run_as_one_request(new_daemon, tmp_path: Path) -> None:
     [stored] = daemon.client.submit(scaled_down(daemon.root, [2, 4, 5]))
     job = daemon.wait_ended(stored["id"], limit_s=150)
     assert job["state"] == "succeeded", job
-    assert [checkpoint["verdict"] for checkpoint in daemon.client.checkpoints(stored["id"])] == ["valid"] * 5
+    checkpoints = daemon.client.checkpoints(stored["id"])
+    assert [checkpoint["verdict"] for checkpoint in checkpoints] == ["valid"] * 5, checkpoints
     setup = {entry["title"]: entry["text"] for entry in job["setup"]}
     assert setup["finetune_from"].startswith("loaded 13 tensors, skipped 2 (t2d, d2t)")
     assert setup["samples"] == "9 train, 1 validation"

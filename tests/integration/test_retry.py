@@ -177,7 +177,7 @@ def test_time_limit(shared, wait_for):
     daemon, planned = shared
     plan = [["until_stopped_saving", None]]
     [stored] = daemon.client.submit(
-        planned(*plan, max_seconds=0.4, retry={**NOW, "on": ["time_limit"], "max_retries": 1})
+        planned(*plan, max_seconds=2, retry={**NOW, "on": ["time_limit"], "max_retries": 1})
     )
     job = daemon.wait_ended(stored["id"])
     assert (job["state"], job["reason"], job["attempt"]) == ("failed", "time_limit", 2)

@@ -198,6 +198,7 @@ def _run(settings: Settings, database: Database, listener: socket.socket) -> Non
     app = build_app(runtime, gate, on_death, port)
     config = uvicorn.Config(
         app,
+        loop="asyncio",
         http=guarded_protocol(room, settings.unread_s),
         backlog=128,  # also how many connections are taken before any of them is closed again
         log_config=None,

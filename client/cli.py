@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from client import data_store
 from client.access import audit_line, plain, token_line
 from client.console import Json, State, connected, fail, show_json
 from client.outcomes import register, show_dry_run, show_pipeline
@@ -23,6 +24,9 @@ checkpoint_app = typer.Typer(help="Checkpoints, without a daemon.", no_args_is_h
 app.add_typer(checkpoint_app, name="checkpoint")
 token_app = typer.Typer(help="Tokens besides the owner's.", no_args_is_help=True)
 app.add_typer(token_app, name="token")
+data_app = typer.Typer(help="Rows and hidden states, without a daemon.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+data_store.register(data_app)
 
 register(app)
 

@@ -1,0 +1,201 @@
+"""The judge on the bytes of a store's shards: each file read once, in order, with its digest and every look on the way.
+
+T tokens of a piece, S slots (aux states, then the last one), H hidden.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from blake3 import blake3
+from torch import Tensor
+
+from eagle3_core.checkpoint.findings import Report
+from eagle3_core.checkpoint.judge_bytes import Part, read_file
+from eagle3_core.checkpoint.judge_values import Scan, is_scanned
+from eagle3_core.checkpoint.manifest import FileEntry, Manifest
+from eagle3_core.checkpoint.stream import Stream
+from eagle3_core.contract.headers import TensorFile
+from eagle3_core.contract.store_files import RowEntry, ShardEntry, StoreMeta
+from eagle3_core.data_check.expected import ExpectedRows
+from eagle3_core.data_check.findings import RowFindings
+from eagle3_core.data_check.states import RowFaults, Slot, StateScan
+from eagle3_core.verifier.tensors import TORCH_DTYPES
+
+
+class ShardReader:
+    """Reads shards one after the other, and remembers of each row two digests.
+
+    Args:
+        report: where findings go.
+        meta: of the store.
+        expected: what its rows should hold.
+        stream: reads the files.
+    """
+
+    def __init__(self, report: Report, meta: StoreMeta, expected: ExpectedRows | None, stream: Stream) -> None:
+        self._findings, self._meta, self._expected, self._stream = RowFindings(report), meta, expected, stream
+        self._slots = slots_of(meta)
+        self._row_of_states: dict[bytes, tuple[int, bytes]] = {}
+        self._row_of_ids: dict[bytes, int] = {}
+        self._rows = self._without_answer = self._all_answer = self._same_ids = 0
+        self._first_without: int | None = None
+
+    def read(self, shard: ShardEntry, file: TensorFile) -> None:
+        """One shard, whose header fits the index."""
+        look = _Look(file, shard, self._slots)
+        files = {shard.file: FileEntry(shard.bytes, f"sha256:{shard.sha256}")}
+        manifest = Manifest(None, {}, files, {}, {}, None)
+        read_file(self._findings.report, file.path, look.parts(), manifest, None, self._stream)
+        if look.complete:
+            for entry in shard.rows:
+                self._judge_row(file.path, entry, look)
+        for name, scan in look.others.items():
+            if scan.counts.nan or scan.counts.inf:
+                what = f"{name} holds {scan.counts.nan} NaN and {scan.counts.inf} Inf"
+                self._findings.add("states_not_finite", what, file=file.path, tensor=name)
+
+    def finish(self) -> None:
+        """What the rows say together."""
+        if self._same_ids:
+            what = f"{self._same_ids} of {self._rows} rows hold the same token ids as an earlier one"
+            self._findings.add("rows_alike", what)
+        if self._rows and self._without_answer == self._rows:
+            self._findings.add("nothing_supervised", f"the mask of all {self._rows} rows is empty")
+        elif self._without_answer:
+            what = f"the mask of {self._without_answer} of {self._rows} rows is empty, the first is row"
+            self._findings.add("no_answer", f"{what} {self._first_without}")
+        if self._rows and self._all_answer == self._rows:
+            self._findings.add("all_supervised", f"every token of all {self._rows} rows is supervised, prompts too")
+        self._findings.finish()
+
+    def _judge_row(self, path: Path, entry: RowEntry, look: "_Look") -> None:
+        ids, mask = look.row(entry)
+        self._rows += 1
+        if (marks := int(mask.max())) > 1:
+            what = f"row {entry.row}: loss_mask holds {marks}, which is neither 0 nor 1"
+            self._findings.add("bad_mask", what, file=path, tensor="loss_mask")
+        if not bool(mask.any()):
+            self._without_answer += 1
+            self._first_without = entry.row if self._first_without is None else self._first_without
+        self._all_answer += bool(mask.all())
+        outside = ((ids < 0) | (ids >= self._meta.vocab_size)).nonzero()[:, 0].tolist()
+        if outside:
+            what = (
+                f"row {entry.row}: {len(outside)} token ids lie outside the vocabulary of {self._meta.vocab_size}, the "
+                f"first is {int(ids[outside[0]])} at position {outside[0]}"
+            )
+            self._findings.add("ids_out_of_range", what, file=path, tensor="token_ids")
+        if self._expected is not None:
+            self._expected.compare(self._findings, path, entry.row, ids, mask.bool())
+        add_state_faults(self._findings, path, entry.row, look.scans[entry.start].faults, self._slots, ids)
+        self._judge_repeat(path, entry.row, look.digests[entry.start].digest(16), ids)
+
+    def _judge_repeat(self, path: Path, row: int, states: bytes, ids: Tensor) -> None:
+        """States that an earlier row has, under other token ids."""
+        tokens = blake3(ids.numpy().tobytes()).digest(16)
+        if self._row_of_ids.setdefault(tokens, row) != row:
+            self._same_ids += 1
+        earlier, its_tokens = self._row_of_states.setdefault(states, (row, tokens))
+        if its_tokens != tokens:
+            what = f"row {row} holds the states of row {earlier}, and other token ids"
+            self._findings.add("states_of_other_row", what, file=path, tensor="hidden_states")
+
+
+class _Look:
+    """What is kept of one shard while it is read: token ids, masks, and the scan and digest of each row's states."""
+
+    def __init__(self, file: TensorFile, shard: ShardEntry, slots: list[Slot]) -> None:
+        self._file, self._rows = file, sorted(shard.rows, key=lambda entry: entry.start)
+        states = file.tensors["hidden_states"]
+        self._dtype, self._shape = TORCH_DTYPES[states.dtype], states.shape
+        self._raw = {"token_ids": bytearray(), "loss_mask": bytearray()}
+        self._token = 0
+        self.scans = {entry.start: StateScan(len(slots), self._dtype) for entry in self._rows}
+        self.digests = {entry.start: blake3() for entry in self._rows}
+        self.others: dict[str, Scan] = {}
+
+    def parts(self) -> list[Part]:
+        """Every tensor of the file, with what looks at it."""
+        parts = []
+        for name, info in self._file.tensors.items():
+            part = Part(name, name, info.start, info.end)
+            if name == "hidden_states":
+                part.row_bytes = (info.end - info.start) // info.shape[0]
+                part.looks.append(self._look_at_states)
+            elif name in self._raw:
+                part.looks.append(self._raw[name].extend)
+            elif is_scanned(info.dtype, info.shape):
+                self.others[name] = Scan(info, rows=False)
+                part.looks.append(self.others[name].update)
+            parts.append(part)
+        return parts
+
+    @property
+    def complete(self) -> bool:
+        """Whether the file was read to its end."""
+        wanted = {name: self._file.tensors[name] for name in self._raw}
+        whole = all(len(self._raw[name]) == info.end - info.start for name, info in wanted.items())
+        return whole and self._token == self._shape[0]
+
+    def row(self, entry: RowEntry) -> tuple[Tensor, Tensor]:
+        """(token_ids int64 [T], loss_mask uint8 [T]) of a row."""
+        ids = torch.frombuffer(self._raw["token_ids"], dtype=torch.int64)
+        mask = torch.frombuffer(self._raw["loss_mask"], dtype=torch.uint8)
+        return ids[entry.start : entry.start + entry.length], mask[entry.start : entry.start + entry.length]
+
+    def _look_at_states(self, raw: memoryview) -> None:
+        states = torch.frombuffer(raw, dtype=self._dtype).view(-1, *self._shape[1:])
+        width = len(raw) // len(states)
+        for entry, start, end in self._rows_within(self._token, self._token + len(states)):
+            first, last = start - self._token, end - self._token
+            self.scans[entry.start].update(states[first:last])
+            self.digests[entry.start].update(raw[first * width : last * width])
+        self._token += len(states)
+
+    def _rows_within(self, start: int, end: int) -> Iterator[tuple[RowEntry, int, int]]:
+        """Rows, and which of their tokens lie between start and end."""
+        for entry in self._rows:
+            first, last = max(entry.start, start), min(entry.start + entry.length, end)
+            if first < last:
+                yield entry, first, last
+
+
+def slots_of(meta: StoreMeta) -> list[Slot]:
+    """The slots of a store."""
+    aux = [Slot(f"layer {layer}", layer) for layer in meta.layer_ids]
+    return [*aux, Slot(f"the last state ({meta.last_layer_id})", meta.last_layer_id)]
+
+
+def add_state_faults(
+    findings: RowFindings, file: Path, row: int, faults: RowFaults, slots: list[Slot], ids: Tensor
+) -> None:
+    """Findings on the states of one row.
+
+    Args:
+        findings: where they go.
+        file: that holds the row.
+        row: its number.
+        faults: what was seen.
+        slots: what the states are.
+        ids: int64 [T], token ids of the row.
+    """
+
+    def add(code: str, message: str) -> None:
+        findings.add(code, f"row {row}: {message}", file=file, tensor="hidden_states")
+
+    for number, slot in enumerate(slots):
+        nan, inf, zero = faults.nan[number], faults.inf[number], faults.zero[number]
+        if nan or inf:
+            add("states_not_finite", f"{nan} NaN and {inf} Inf among the states of {slot.name}")
+        if zero == faults.tokens:
+            add("states_all_zero", f"the states of {slot.name} are all zero")
+        elif zero and slot.layer != 0:  # the embedding of an unused token may be zero
+            first = faults.first_zero[number]
+            add("states_zero", f"{zero} of {faults.tokens} states of {slot.name} are zero, the first at token {first}")
+        before = slots[number - 1]
+        if number and faults.alike[number] == faults.tokens and slot.layer != before.layer:
+            add("slots_alike", f"the states of {slot.name} are those of {before.name}")
+    repeats = [token for token in faults.repeats if int(ids[token]) != int(ids[token - 1])]
+    if repeats:
+        add("tokens_alike", f"{len(repeats)} states repeat those of the token before, the first at token {repeats[0]}")

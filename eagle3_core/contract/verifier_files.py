@@ -15,7 +15,7 @@ from eagle3_core.contract import tensor_names
 from eagle3_core.contract.drafter_config import MLA
 from eagle3_core.contract.jsonfiles import read_json_object
 from eagle3_core.contract.tensor_names import EMBEDDING, FINAL_NORM, HEAD, Role
-from eagle3_core.contract.verifier_config import LAYER_NORM, VerifierConfig, read_verifier_config
+from eagle3_core.contract.verifier_config import VerifierConfig, read_verifier_config
 from eagle3_core.contract.weight_files import TensorLocation, WeightFiles, read_weight_files
 from eagle3_core.errors import BadInput
 
@@ -108,7 +108,7 @@ def read_verifier_files(path: Path) -> VerifierFiles:
         num_key_value_heads=kv_heads,
         head_dim=head_dim,
         mla=_mla(config),
-        rms_norm_eps=_or_default(config, config.real("rms_norm_eps"), 1e-6, "rms_norm_eps"),
+        rms_norm_eps=_or_default(config, config.real("rms_norm_eps"), config.family.eps, "rms_norm_eps"),
         rope=config.rope(),
         max_position_embeddings=int(
             _or_default(config, config.number("max_position_embeddings"), 2048, "max_position_embeddings")
@@ -116,9 +116,9 @@ def read_verifier_files(path: Path) -> VerifierFiles:
         bos_token_id=bos,
         eos_token_ids=eos,
         tied=tied,
-        norm_gain_offset=config.norm_gain_offset,
+        norm_gain_offset=config.family.gain_offset,
         logit_scale=config.logit_scale(),
-        final_logit_softcapping=config.real("final_logit_softcapping"),
+        final_logit_softcapping=config.softcap(),
         embedding=embedding,
         head=head,
         final_norm=final_norm,
@@ -172,7 +172,8 @@ def _head(config: VerifierConfig, weights: WeightFiles, embedding: TensorLocatio
     if stored is None:
         if config.tied:
             return embedding, True
-        said = "says tie_word_embeddings: false" if config.tied is False else "does not say tie_word_embeddings: true"
+        stated = config.text.get("tie_word_embeddings") is False
+        said = "says tie_word_embeddings: false" if stated else "does not say tie_word_embeddings: true"
         where = weights.files[0] if len(weights.files) == 1 else f"{weights.path} ({len(weights.files)} files)"
         near = tensor_names.near_names(HEAD, weights.tensors)
         raise BadInput(
@@ -216,7 +217,7 @@ def _check_norm(config: VerifierConfig, weights: WeightFiles, norm: TensorLocati
     """An RMSNorm over hidden_size."""
     if norm.name.removesuffix(".weight") + ".bias" in weights.tensors:
         raise BadInput(f"{weights.path}: {norm.name} has a bias: a LayerNorm, and only RMSNorm verifiers are supported")
-    if config.model_type.startswith(LAYER_NORM):
+    if config.family.layer_norm:
         raise BadInput(
             f"{config.file}: model_type {config.model_type!r} has a LayerNorm before its head, and only RMSNorm "
             "verifiers are supported"

@@ -45,6 +45,11 @@ def normalise_rope(
     kind = section.get("rope_type") or section.get("type") or "default"
     if not isinstance(kind, str) or (kind := _ALIASES.get(kind, kind)) not in ROPE_TYPES:
         raise BadInput(f"{where}: unknown rope_type {kind!r} in {origin}; known are {', '.join(ROPE_TYPES)}")
+    older = section.get("type")
+    if isinstance(older, str) and _ALIASES.get(older, older) != kind and older != "mrope":
+        warnings.append(
+            ("rope_type_conflict", f"{where}: {origin}.rope_type is {kind}, type is {older!r}; {kind} is used")
+        )
     for key in sorted(_NOT_FOR_TEXT & section.keys() - {"type"}):
         if key != "partial_rotary_factor" or section[key] != 1.0:
             warnings.append(("rope_field_dropped", f"{where}: {origin}.{key} means nothing to a drafter: left out"))

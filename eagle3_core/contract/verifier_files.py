@@ -95,7 +95,7 @@ def read_verifier_files(path: Path) -> VerifierFiles:
     if not tied:
         _check_matrix(config, HEAD, head, vocab_size)
     heads, kv_heads, head_dim = _attention_sizes(config, weights, f"{prefix}." if prefix else "")
-    bos, eos = _special_tokens(config, path)
+    bos, eos = _special_tokens(config, path, vocab_size)
     return VerifierFiles(
         path=path,
         architectures=config.architectures,
@@ -336,7 +336,7 @@ def _or_default(config: VerifierConfig, value: float | None, default: float, key
     return default
 
 
-def _special_tokens(config: VerifierConfig, path: Path) -> tuple[int | None, tuple[int, ...]]:
+def _special_tokens(config: VerifierConfig, path: Path, vocab_size: int) -> tuple[int | None, tuple[int, ...]]:
     """bos, and every eos id of config.json and generation_config.json: all of them end a text."""
     found: list[int] = []
     sources: list[tuple[Path, Any]] = [(config.file, config.text.get("eos_token_id"))]
@@ -348,6 +348,9 @@ def _special_tokens(config: VerifierConfig, path: Path) -> tuple[int | None, tup
         if not all(type(item) is int and item >= 0 for item in ids):
             raise BadInput(f"{file}: eos_token_id is {value!r}, neither a token id nor a list of them")
         found.extend(item for item in ids if item not in found)
+        if outside := [item for item in ids if item >= vocab_size]:
+            what = f"{file}: eos_token_id {outside} lies outside the vocabulary of {vocab_size}; no text ends with it"
+            config.warnings.append(("eos_outside_vocabulary", what))
     bos = config.text.get("bos_token_id")
     if isinstance(bos, list):
         bos = bos[0] if bos else None

@@ -3,7 +3,8 @@
     quick   index, sizes, headers, layers, rows, fingerprints      milliseconds: no state is read
     full    and every byte once: digests, token ids, masks, states  as fast as the disk or the digest, in bounded memory
 
-A directory with index.json is a store (shards.py reads its shards), one with hs_<i>.safetensors is what speculators'
+A directory with index.json is a store (shards.py reads its shards, targets.py
+compares with the verifier), one with hs_<i>.safetensors is what speculators'
 offline extraction leaves (foreign.py). Findings and verdicts are those of checkpoints; docs/findings.md explains them.
 """
 
@@ -17,7 +18,12 @@ from eagle3_core.checkpoint.judge_files import add_unreadable
 from eagle3_core.checkpoint.stream import Stream
 from eagle3_core.contract.headers import TensorFile, read_header
 from eagle3_core.contract.store_files import INDEX, ShardEntry, StoreIndex, StoreMeta, read_index
-from eagle3_core.contract.verifier_files import config_fingerprint, read_verifier_files, tokenizer_fingerprint
+from eagle3_core.contract.verifier_files import (
+    VerifierFiles,
+    config_fingerprint,
+    read_verifier_files,
+    tokenizer_fingerprint,
+)
 from eagle3_core.data.store import open_shard
 from eagle3_core.data_check.expected import ExpectedRows, read_expected
 from eagle3_core.data_check.findings import NAMED, RowFindings
@@ -56,11 +62,11 @@ def check_data(
         expected = None
     stream = Stream(None if max_mb_per_s is None else max_mb_per_s * 1e6)
     try:
+        files = None if verifier is None else read_verifier_files(verifier)
         if (path / INDEX).exists():
-            _check_store(report, path, level, expected, verifier, stream)
+            _check_store(report, path, level, expected, files, stream)
         elif (folder := next((d for d in (path, path / "hidden_states") if any(d.glob(FILES))), None)) is not None:
-            width = None if verifier is None else read_verifier_files(verifier).hidden_size
-            check_foreign(report, folder, level, expected, width, slots)
+            check_foreign(report, folder, level, expected, files, slots)
         else:
             _no_store(report, path)
     except BadInput as error:
@@ -83,7 +89,12 @@ def _no_store(report: Report, path: Path) -> None:
 
 
 def _check_store(
-    report: Report, path: Path, level: StoreLevel, expected: ExpectedRows | None, verifier: Path | None, stream: Stream
+    report: Report,
+    path: Path,
+    level: StoreLevel,
+    expected: ExpectedRows | None,
+    verifier: VerifierFiles | None,
+    stream: Stream,
 ) -> None:
     try:
         index = read_index(path)
@@ -96,12 +107,11 @@ def _check_store(
     if expected is not None and expected.tokenizer_fingerprint not in (None, index.meta.tokenizer_fingerprint):
         what = f"the states were made with another tokenizer than that of {expected.source}"
         report.add("other_tokenizer", what, file=path / INDEX)
-    if verifier is not None:
-        _check_verifier(report, path / INDEX, index.meta, verifier)
+    fits = verifier is None or _fits_verifier(report, path / INDEX, index.meta, verifier)
     files = {shard.file: _open_shard(report, path, shard, index.meta) for shard in index.shards}
     _check_strays(report, path, files.keys())
     if level == "full":
-        reader = ShardReader(report, index.meta, expected, stream)
+        reader = ShardReader(report, index.meta, expected, verifier if fits else None, stream)
         for shard in index.shards:
             if (file := files[shard.file]) is not None:
                 reader.read(shard, file)
@@ -139,19 +149,20 @@ def _check_rows(report: Report, file: Path, index: StoreIndex, expected: Expecte
     findings.finish()
 
 
-def _check_verifier(report: Report, file: Path, meta: StoreMeta, verifier: Path) -> None:
-    files = read_verifier_files(verifier)
+def _fits_verifier(report: Report, file: Path, meta: StoreMeta, verifier: VerifierFiles) -> bool:
+    """Whether the states could be of this verifier, as far as sizes tell; fingerprints are compared as well."""
     for name in ("hidden_size", "vocab_size", "num_hidden_layers"):
-        theirs, ours = vars(files)[name], dict(meta)[name]
+        theirs, ours = vars(verifier)[name], dict(meta)[name]
         if theirs != ours:
-            report.add("other_verifier", f"{name} is {ours}, {verifier} has {theirs}", file=file)
-            return
-    if meta.config_fingerprint != config_fingerprint(verifier):
-        what = f"the states were made with another config.json ({meta.verifier}) than that of {verifier}"
+            report.add("other_verifier", f"{name} is {ours}, {verifier.path} has {theirs}", file=file)
+            return False
+    if meta.config_fingerprint != config_fingerprint(verifier.path):
+        what = f"the states were made with another config.json ({meta.verifier}) than that of {verifier.path}"
         report.add("other_verifier", what, file=file)
-    if meta.tokenizer_fingerprint != tokenizer_fingerprint(verifier):
-        what = f"the states were made with another tokenizer ({meta.verifier}) than that of {verifier}"
+    if meta.tokenizer_fingerprint != tokenizer_fingerprint(verifier.path):
+        what = f"the states were made with another tokenizer ({meta.verifier}) than that of {verifier.path}"
         report.add("other_tokenizer", what, file=file)
+    return True
 
 
 def _open_shard(report: Report, directory: Path, shard: ShardEntry, meta: StoreMeta) -> TensorFile | None:

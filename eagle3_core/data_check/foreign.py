@@ -18,14 +18,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import torch
+
 from eagle3_core.checkpoint.findings import Report
 from eagle3_core.checkpoint.judge_files import add_unreadable
 from eagle3_core.contract.headers import TensorFile, read_header
+from eagle3_core.contract.verifier_files import VerifierFiles
 from eagle3_core.contract.weight_files import TensorLocation
 from eagle3_core.data_check.expected import ExpectedRows
 from eagle3_core.data_check.findings import NAMED, RowFindings
 from eagle3_core.data_check.shards import add_state_faults
 from eagle3_core.data_check.states import Slot, StateScan
+from eagle3_core.data_check.targets import TargetCheck, looked_at
 from eagle3_core.errors import UnreadableFile
 from eagle3_core.verifier.tensors import TORCH_DTYPES, load_tensor, tensor_chunks
 
@@ -48,7 +52,7 @@ def check_foreign(
     directory: Path,
     level: Literal["quick", "full"],
     expected: ExpectedRows | None,
-    hidden_size: int | None,
+    verifier: VerifierFiles | None,
     slots: int | None,
 ) -> None:
     """Judge a directory of hs_<i>.safetensors.
@@ -58,7 +62,7 @@ def check_foreign(
         directory: that holds the files.
         level: quick reads headers alone.
         expected: what the rows should hold.
-        hidden_size: of the verifier; default: that of most files.
+        verifier: the states should be of; without it, the width of most files is taken for right.
         slots: states a token; default: those of most files.
     """
     findings = RowFindings(report)
@@ -71,11 +75,14 @@ def check_foreign(
     shapes = [row.file.tensors["hidden_states"].shape for row in rows]
     usual = Counter(shape[1:] for shape in shapes if len(shape) == 3).most_common(1)
     wanted_slots = slots or (usual[0][0][0] if usual else None)
-    wanted_width = hidden_size or (usual[0][0][1] if usual else None)
+    wanted_width = verifier.hidden_size if verifier is not None else usual[0][0][1] if usual else None
+    targets = None if verifier is None or level == "quick" else TargetCheck(findings, verifier, None)
     for row in rows:
         sound = _check_shapes(findings, row, wanted_slots, wanted_width)
         if level == "full" and sound:
-            _check_values(findings, row, expected)
+            _check_values(findings, row, expected, targets)
+    if targets is not None:
+        targets.finish()
     findings.finish()
 
 
@@ -147,7 +154,7 @@ def _check_shapes(findings: RowFindings, row: _Row, slots: int | None, width: in
     return True
 
 
-def _check_values(findings: RowFindings, row: _Row, expected: ExpectedRows | None) -> None:
+def _check_values(findings: RowFindings, row: _Row, expected: ExpectedRows | None, targets: TargetCheck | None) -> None:
     file, states = row.file.path, row.file.tensors["hidden_states"]
     dtype = TORCH_DTYPES[states.dtype]
     try:
@@ -155,10 +162,16 @@ def _check_values(findings: RowFindings, row: _Row, expected: ExpectedRows | Non
         if expected is not None:
             expected.compare(findings, file, row.number, ids, None)
         scan = StateScan(states.shape[1], dtype)
+        tokens, last = looked_at(len(ids)), []
         for piece in tensor_chunks(TensorLocation("hidden_states", file, states)):
-            scan.update(piece.view(-1, *states.shape[1:]))
+            part = piece.view(-1, *states.shape[1:])
+            seen = scan.faults.tokens
+            last += [part[token - seen, -1].float() for token in tokens if 0 <= token - seen < len(part)]
+            scan.update(part)
     except UnreadableFile as error:
         add_unreadable(findings.report, error)
         return
+    if targets is not None and last and dtype.itemsize > 1:
+        targets.add(file, row.number, torch.stack(last), ids[[token + 1 for token in tokens]])
     slots = [Slot(f"slot {number}", number + 1) for number in range(states.shape[1])]
     add_state_faults(findings, file, row.number, scan.faults, slots, ids)

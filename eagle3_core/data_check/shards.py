@@ -17,9 +17,12 @@ from eagle3_core.checkpoint.manifest import FileEntry, Manifest
 from eagle3_core.checkpoint.stream import Stream
 from eagle3_core.contract.headers import TensorFile
 from eagle3_core.contract.store_files import RowEntry, ShardEntry, StoreMeta
+from eagle3_core.contract.verifier_files import VerifierFiles
+from eagle3_core.data.store import DTYPES
 from eagle3_core.data_check.expected import ExpectedRows
 from eagle3_core.data_check.findings import RowFindings
 from eagle3_core.data_check.states import RowFaults, Slot, StateScan
+from eagle3_core.data_check.targets import TargetCheck, looked_at
 from eagle3_core.verifier.tensors import TORCH_DTYPES
 
 
@@ -30,11 +33,22 @@ class ShardReader:
         report: where findings go.
         meta: of the store.
         expected: what its rows should hold.
+        verifier: the states should be of.
         stream: reads the files.
     """
 
-    def __init__(self, report: Report, meta: StoreMeta, expected: ExpectedRows | None, stream: Stream) -> None:
+    def __init__(
+        self,
+        report: Report,
+        meta: StoreMeta,
+        expected: ExpectedRows | None,
+        verifier: VerifierFiles | None,
+        stream: Stream,
+    ) -> None:
         self._findings, self._meta, self._expected, self._stream = RowFindings(report), meta, expected, stream
+        # Of states in one byte the scale lies elsewhere.
+        compared = verifier is not None and DTYPES[meta.dtype].itemsize > 1
+        self._targets = TargetCheck(self._findings, verifier, meta.last_state) if verifier and compared else None
         self._slots = slots_of(meta)
         self._row_of_states: dict[bytes, tuple[int, bytes]] = {}
         self._row_of_ids: dict[bytes, int] = {}
@@ -67,6 +81,8 @@ class ShardReader:
             self._findings.add("no_answer", f"{what} {self._first_without}")
         if self._rows and self._all_answer == self._rows:
             self._findings.add("all_supervised", f"every token of all {self._rows} rows is supervised, prompts too")
+        if self._targets is not None:
+            self._targets.finish()
         self._findings.finish()
 
     def _judge_row(self, path: Path, entry: RowEntry, look: "_Look") -> None:
@@ -90,6 +106,9 @@ class ShardReader:
             self._expected.compare(self._findings, path, entry.row, ids, mask.bool())
         add_state_faults(self._findings, path, entry.row, look.scans[entry.start].faults, self._slots, ids)
         self._judge_repeat(path, entry.row, look.digests[entry.start].digest(16), ids)
+        if self._targets is not None:
+            following = ids[[token + 1 for token in looked_at(entry.length)]]
+            self._targets.add(path, entry.row, look.last_states(entry), following)
 
     def _judge_repeat(self, path: Path, row: int, states: bytes, ids: Tensor) -> None:
         """States that an earlier row has, under other token ids."""
@@ -114,6 +133,7 @@ class _Look:
         self.scans = {entry.start: StateScan(len(slots), self._dtype) for entry in self._rows}
         self.digests = {entry.start: blake3() for entry in self._rows}
         self.others: dict[str, Scan] = {}
+        self._last: dict[int, list[Tensor]] = {entry.start: [] for entry in self._rows}
 
     def parts(self) -> list[Part]:
         """Every tensor of the file, with what looks at it."""
@@ -144,6 +164,10 @@ class _Look:
         mask = torch.frombuffer(self._raw["loss_mask"], dtype=torch.uint8)
         return ids[entry.start : entry.start + entry.length], mask[entry.start : entry.start + entry.length]
 
+    def last_states(self, entry: RowEntry) -> Tensor:
+        """[P, H] last states of the tokens that are looked at."""
+        return torch.stack(self._last[entry.start]) if self._last[entry.start] else torch.empty(0, self._shape[2])
+
     def _look_at_states(self, raw: memoryview) -> None:
         states = torch.frombuffer(raw, dtype=self._dtype).view(-1, *self._shape[1:])
         width = len(raw) // len(states)
@@ -151,6 +175,10 @@ class _Look:
             first, last = start - self._token, end - self._token
             self.scans[entry.start].update(states[first:last])
             self.digests[entry.start].update(raw[first * width : last * width])
+            tokens = (entry.start + token for token in looked_at(entry.length))
+            self._last[entry.start] += [
+                states[token - self._token, -1].float() for token in tokens if start <= token < end
+            ]
         self._token += len(states)
 
     def _rows_within(self, start: int, end: int) -> Iterator[tuple[RowEntry, int, int]]:

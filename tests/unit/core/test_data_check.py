@@ -14,13 +14,14 @@ from typer.testing import CliRunner
 from client.cli import app
 from eagle3_core.checkpoint.findings import Verdict
 from eagle3_core.contract.prepared_files import PreparedManifest
-from eagle3_core.contract.verifier_files import tokenizer_fingerprint
+from eagle3_core.contract.verifier_files import read_verifier_files, tokenizer_fingerprint
 from eagle3_core.data.conversations import TokenRow
 from eagle3_core.data.prepared import save_manifest, save_rows
 from eagle3_core.data.store import HiddenStateStore, StoreWriter
 from eagle3_core.data_check.check import check_data
 from eagle3_core.data_check.findings import NAMED
 from eagle3_core.data_check.stats import stats_of
+from eagle3_core.verifier.tensors import load_verifier_weights
 from tests import tiny
 from tests.cases import make_case
 
@@ -77,7 +78,7 @@ def test_a_sound_store_is_valid_at_every_level(tmp_path: Path, store: Path, veri
     prepared = prepare(tmp_path / "prepared", store, verifier)
     for level in ("quick", "full"):
         verdict = check_data(store, level=level, prepared=prepared, verifier=verifier)
-        assert (verdict.verdict, verdict.findings, verdict.level) == ("valid", [], level)
+        assert (verdict.verdict, codes(verdict) - {"measured"}, verdict.level) == ("valid", set(), level)
 
 
 @pytest.mark.parametrize(
@@ -251,6 +252,60 @@ def test_states_in_small_pieces_are_judged_alike(store: Path, monkeypatch: pytes
     assert check_data(store).findings == whole
 
 
+# ---------------------------------------------------------------- beside the verifier
+
+
+def telling_states(verifier: Path, ids: torch.Tensor, normed: bool) -> torch.Tensor:
+    """Last states [T, H] from which the verifier's head would give each token that follows."""
+    weights = load_verifier_weights(read_verifier_files(verifier))
+    wanted = weights.head[ids.roll(-1)] / weights.norm_gain
+    normal = wanted / wanted.square().mean(dim=1, keepdim=True).sqrt()
+    return normal * weights.norm_gain if normed else normal * 7
+
+
+def make_telling_store(directory: Path, verifier: Path, normed: bool, **meta: str) -> Path:
+    store = tiny.make_store(directory, verifier, rows=6, **meta)
+    for number, shard in enumerate(HiddenStateStore(store).index.shards):
+
+        def tell(tensors: Tensors, rows: int = len(shard.rows)) -> None:
+            ids = tensors["token_ids"].view(rows, 24)
+            last = torch.stack([telling_states(verifier, row, normed) for row in ids])
+            tensors["hidden_states"].view(rows, 24, 4, tiny.HIDDEN)[:, :, 3] = last.to(torch.bfloat16)
+
+        tiny.spoil_shard(store, number, tell)
+    return store
+
+
+def test_the_verifier_tells_of_states_that_belong_to_other_tokens(tmp_path: Path, verifier: Path) -> None:
+    store = make_telling_store(tmp_path / "store", verifier, normed=False)
+    [measured] = said(check_data(store, verifier=verifier), "measured")
+    nats = float(measured.split(" nats")[0].split()[-1])
+    assert nats < 1.5
+
+    def swap(tensors: Tensors) -> None:
+        states = tensors["hidden_states"].view(4, 24, 4, tiny.HIDDEN)
+        states[[0, 1]] = states[[1, 0]]
+
+    tiny.spoil_shard(store, 0, swap)
+    verdict = check_data(store, verifier=verifier)
+    assert [line.split(":")[1] for line in said(verdict, "unlike_other_rows")] == [" row 0", " row 1"]
+
+
+@pytest.mark.parametrize(("normed", "stated"), [(True, "pre_norm"), (False, "post_norm")])
+def test_a_store_that_says_the_wrong_thing_of_the_final_norm(
+    tmp_path: Path, verifier: Path, normed: bool, stated: str
+) -> None:
+    store = make_telling_store(tmp_path / "store", verifier, normed, last_state=stated)
+    verdict = check_data(store, verifier=verifier)
+    found = "behind" if normed else "before"
+    assert said(verdict, "norm_mislabelled") == [
+        f": the last states of 6 of 6 rows are from {found} the final norm, the index says {stated}"
+    ]
+    right = "post_norm" if normed else "pre_norm"
+    change_index(store, lambda index: index["meta"].update(last_state=right))
+    assert said(check_data(store, verifier=verifier), "norm_mislabelled") == []
+
+
 # ---------------------------------------------------------------- other tools' files
 
 
@@ -259,6 +314,18 @@ def write_file(directory: Path, row: int, length: int = 6) -> Path:
     tensors = {"hidden_states": torch.randn(length, 4, 16), "token_ids": torch.arange(length)}
     save_file(tensors, directory / f"hs_{row}.safetensors")
     return directory / f"hs_{row}.safetensors"
+
+
+def test_files_of_unknown_making_are_compared_with_the_verifier(tmp_path: Path, verifier: Path) -> None:
+    (tmp_path / "hs").mkdir()
+    for row in range(3):
+        ids = torch.randint(0, 256, (20,))
+        states = torch.randn(20, 4, tiny.HIDDEN)
+        states[:, 3] = telling_states(verifier, ids, normed=True)
+        save_file({"hidden_states": states, "token_ids": ids}, tmp_path / "hs" / f"hs_{row}.safetensors")
+    verdict = check_data(tmp_path / "hs", verifier=verifier)
+    assert (verdict.verdict, codes(verdict)) == ("valid", {"measured"})
+    assert "the last states behind the final norm give" in said(verdict, "measured")[0]
 
 
 def test_a_file_whose_lock_is_held_is_left_alone(tmp_path: Path) -> None:
@@ -358,8 +425,9 @@ def test_the_commands(tmp_path: Path, store: Path, verifier: Path, monkeypatch: 
         result = CliRunner().invoke(app, ["data", *map(str, arguments)])
         return result.exit_code, result.output
 
-    code, text = run("check", store, "--verifier", verifier, "--json")
+    code, text = run("check", store, "--json")
     assert (code, json.loads(text)) == (0, {"verdict": "valid", "level": "full", "findings": []})
+    assert "measured" in run("check", store, "--verifier", verifier)[1]
     tiny.spoil_shard(store, 1, lambda tensors: tensors["hidden_states"].zero_())
     assert run("check", store, "--level", "quick")[0] == 0
     code, text = run("check", store)

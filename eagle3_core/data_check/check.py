@@ -1,11 +1,11 @@
 """The judge of hidden states: is this store what training needs it to be?
 
-    quick   index, sizes, headers, layers, rows, fingerprints      milliseconds: no state is read
+    quick   index, sizes, headers, layers, rows, fingerprints       no state is read
     full    and every byte once: digests, token ids, masks, states  as fast as the disk or the digest, in bounded memory
 
-A directory with index.json is a store (shards.py reads its shards, targets.py
-compares with the verifier), one with hs_<i>.safetensors is what speculators'
-offline extraction leaves (foreign.py). Findings and verdicts are those of checkpoints; docs/findings.md explains them.
+A directory with index.json is a store (shards.py reads its shards), one with hs_<i>.safetensors is what speculators'
+offline extraction leaves (foreign.py); targets.py holds last states against the verifier. Findings and verdicts are
+those of checkpoints; docs/findings.md explains them.
 """
 
 from collections import Counter

@@ -1,20 +1,18 @@
 """What the rows of a store should hold: the output of prepare, or a file of rows with token ids and mask."""
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
+from blake3 import blake3
 from torch import Tensor
 
-from eagle3_core.contract.prepared_files import load_manifest
 from eagle3_core.data.prepared import load_prepared
 from eagle3_core.data_check.findings import RowFindings
 from eagle3_core.errors import BadData
-
-Add = Callable[[str, str], None]
 
 
 @dataclass(frozen=True)
@@ -42,11 +40,16 @@ class ExpectedRows:
             what = f"row {row}: the mask differs from that of {self.source}, first at position {first}"
             findings.add("mask_differs", what, file=file, tensor="loss_mask")
 
+    @cached_property
+    def _row_of_ids(self) -> dict[bytes, int]:
+        """The first row that holds some token ids, by their digest."""
+        return {_digest(ids): row for row, (ids, _) in reversed(list(enumerate(self.rows)))}
+
     def _difference(self, row: int, found: Tensor) -> str:
         wanted = self.rows[row][0]
-        others = [number for number, (ids, _) in enumerate(self.rows) if torch.equal(ids, found)]
-        if others:
-            return f"holds the token ids of row {others[0]} of {self.source}"
+        other = self._row_of_ids.get(_digest(found))
+        if other is not None:
+            return f"holds the token ids of row {other} of {self.source}"
         shared = min(len(wanted), len(found))
         unlike = (wanted[:shared] != found[:shared]).nonzero()
         if not len(unlike):
@@ -65,10 +68,14 @@ def read_expected(path: Path) -> ExpectedRows:
         BadData: it cannot be read, or a row is none; names file and row.
     """
     if path.is_dir():
-        _, rows = load_prepared(path)
+        manifest, rows = load_prepared(path)
         pairs = [(row.token_ids_T, row.loss_mask_T) for row in rows]
-        return ExpectedRows(path, pairs, load_manifest(path).tokenizer_fingerprint)
+        return ExpectedRows(path, pairs, manifest.tokenizer_fingerprint)
     return ExpectedRows(path, [_row(entry, f"{path}, row {n}") for n, entry in enumerate(_entries(path))], None)
+
+
+def _digest(ids_T: Tensor) -> bytes:
+    return blake3(ids_T.contiguous().numpy().tobytes()).digest(16)
 
 
 def _entries(path: Path) -> list[Any]:

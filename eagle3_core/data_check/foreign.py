@@ -68,7 +68,9 @@ def check_foreign(
     findings = RowFindings(report)
     rows = _open_files(report, findings, directory)
     count = len(expected.rows) if expected is not None else max((row.number for row in rows), default=-1) + 1
-    present = {row.number for row in rows}
+    present = Counter(row.number for row in rows)
+    for number in (number for number, files in present.items() if files > 1):
+        findings.add("row_twice", f"{present[number]} files are for row {number}")
     if missing := [number for number in range(count) if number not in present]:
         named = ", ".join(map(str, missing[:NAMED])) + (" ..." if len(missing) > NAMED else "")
         report.add("rows_missing", f"{len(missing)} of {count} rows have no sound file: {named}")
@@ -91,6 +93,9 @@ def _open_files(report: Report, findings: RowFindings, directory: Path) -> list[
     rows = []
     for file in sorted(directory.iterdir()):
         if file.name.endswith(".safetensors.lock"):
+            if not (owner := file.with_suffix("")).exists():
+                code, how = ("being_written", "is held") if _is_held(file) else ("orphan_lock", "is nobody's")
+                findings.add(code, f"{file.name} {how}, and {owner.name} is not there", file=file)
             continue
         named = _NAME.fullmatch(file.name)
         if named is None:

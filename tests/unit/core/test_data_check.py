@@ -342,6 +342,16 @@ def test_a_file_whose_lock_is_held_is_left_alone(tmp_path: Path) -> None:
     assert (verdict.verdict, codes(verdict)) == ("valid", {"orphan_lock"})
 
 
+def test_locks_without_a_file_and_two_files_for_a_row(tmp_path: Path) -> None:
+    for row in range(2):
+        write_file(tmp_path / "hs", row)
+    (tmp_path / "hs" / "hs_2.safetensors.lock").touch()
+    (tmp_path / "hs" / "hs_01.safetensors").write_bytes((tmp_path / "hs" / "hs_1.safetensors").read_bytes())
+    verdict = check_data(tmp_path / "hs")
+    assert (verdict.verdict, codes(verdict)) == ("invalid", {"row_twice", "orphan_lock"})
+    assert said(verdict, "orphan_lock")[0].endswith("is nobody's, and hs_2.safetensors is not there")
+
+
 @pytest.mark.parametrize(
     ("case", "found"),
     [

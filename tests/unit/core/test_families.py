@@ -91,6 +91,7 @@ PLAIN: dict[str, dict[str, Any]] = {
     "qwen2_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
     "qwen3": {"tie_word_embeddings": True},
     "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+    "qwen3_5_text": {"linear_num_key_heads": 2, "linear_num_value_heads": 2},
     "gemma": {},
     "gemma2": {"sliding_window": 8},
     "gemma3_text": {"sliding_window": 8, "final_logit_softcapping": 5.0},
@@ -108,6 +109,8 @@ PLAIN: dict[str, dict[str, Any]] = {
     "glm": {},
     "glm4": {},
     "glm4_moe": EXPERTS,
+    "glm4_moe_lite": LATENT | EXPERTS,
+    "kimi_linear": LATENT | EXPERTS,
 }  # fmt: skip
 WRAPPED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "gemma3": ({"sliding_window": 8}, {}),

@@ -111,7 +111,8 @@ def read_verifier_config(path: Path) -> VerifierConfig:
     inner = _text_config(whole)
     # What a text config leaves out is said outside it, save for keys that mean the wrapper.
     outer = {key: value for key, value in whole.items() if key not in {"architectures", "model_type", *_TEXT_KEYS}}
-    text = {**outer, **{key: value for key, value in inner.items() if value is not None}} if inner else whole
+    stated = {key: value for key, value in inner.items() if value is not None or key not in outer}
+    text = {**outer, **stated} if inner else whole
     architectures = whole.get("architectures") or []
     if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
         raise BadInput(f"{file}: architectures is {architectures!r}, not a list of names")

@@ -26,7 +26,7 @@ from eagle3_core.contract.verifier_files import (
 )
 from eagle3_core.data.store import open_shard
 from eagle3_core.data_check.expected import ExpectedRows, read_expected
-from eagle3_core.data_check.findings import NAMED, RowFindings
+from eagle3_core.data_check.findings import RowFindings, missing_rows
 from eagle3_core.data_check.foreign import FILES, check_foreign
 from eagle3_core.data_check.shards import ShardReader
 from eagle3_core.errors import BadData, BadInput, UnreadableFile
@@ -55,22 +55,23 @@ def check_data(
         max_mb_per_s: read no faster than that.
     """
     report = Report(path)
+    expected = files = None
     try:
         expected = None if prepared is None else read_expected(prepared)
     except (BadData, BadInput) as error:
         report.add("rows_unreadable", str(error))
-        expected = None
-    stream = Stream(None if max_mb_per_s is None else max_mb_per_s * 1e6)
     try:
         files = None if verifier is None else read_verifier_files(verifier)
+    except BadInput as error:
+        report.add("verifier_unreadable", str(error))
+    stream = Stream(None if max_mb_per_s is None else max_mb_per_s * 1e6)
+    try:
         if (path / INDEX).exists():
             _check_store(report, path, level, expected, files, stream)
         elif (folder := next((d for d in (path, path / "hidden_states") if any(d.glob(FILES))), None)) is not None:
             check_foreign(report, folder, level, expected, files, slots)
         else:
             _no_store(report, path)
-    except BadInput as error:
-        report.add("verifier_unreadable", str(error))
     except OSError as error:
         report.unreadable = True
         report.add("no_store", f"{error.filename or path} cannot be read: {error.strerror}")
@@ -135,10 +136,9 @@ def _check_rows(report: Report, file: Path, index: StoreIndex, expected: Expecte
     for row, count in sorted(rows.items()):
         if count > 1:
             findings.add("row_twice", f"row {row} is listed {count} times", file=file)
-    wanted = range(max(rows, default=-1) + 1 if expected is None else len(expected.rows))
-    if missing := [row for row in wanted if row not in rows]:
-        named = ", ".join(map(str, missing[:NAMED])) + (" ..." if len(missing) > NAMED else "")
-        report.add("rows_missing", f"{len(missing)} of {len(wanted)} rows are not there: {named}", file=file)
+    count = max(rows, default=-1) + 1 if expected is None else len(expected.rows)
+    if missing := missing_rows(rows, count):
+        report.add("rows_missing", f"{missing} are not there", file=file)
     for shard in index.shards:
         position = 0
         for entry in sorted(shard.rows, key=lambda entry: entry.start):

@@ -1,6 +1,7 @@
 """Findings on rows: of each code the first few are named, the rest are counted."""
 
 from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
 
 from eagle3_core.checkpoint.findings import Report
@@ -27,3 +28,16 @@ class RowFindings:
         for code, seen in self._seen.items():
             if seen > NAMED:
                 self.report.add(code, f"and {seen - NAMED} more")
+
+
+def missing_rows(present: Collection[int], count: int) -> str | None:
+    """`2 of 6 rows (3, 5)`: which of the rows 0 .. count - 1 are not among those present; None where all are."""
+    there = sorted({row for row in present if 0 <= row < count})
+    if len(there) == count:
+        return None
+    named: list[int] = []
+    for before, after in zip([-1, *there], [*there, count], strict=True):
+        named.extend(range(before + 1, min(after, before + 1 + NAMED - len(named))))
+    missing = count - len(there)
+    more = ", ..." if missing > len(named) else ""
+    return f"{missing} of {count} rows ({', '.join(map(str, named))}{more})"

@@ -26,7 +26,7 @@ from eagle3_core.contract.headers import TensorFile, read_header
 from eagle3_core.contract.verifier_files import VerifierFiles
 from eagle3_core.contract.weight_files import TensorLocation
 from eagle3_core.data_check.expected import ExpectedRows
-from eagle3_core.data_check.findings import NAMED, RowFindings
+from eagle3_core.data_check.findings import RowFindings, missing_rows
 from eagle3_core.data_check.shards import add_state_faults
 from eagle3_core.data_check.states import Slot, StateScan
 from eagle3_core.data_check.targets import TargetCheck, looked_at
@@ -71,9 +71,8 @@ def check_foreign(
     present = Counter(row.number for row in rows)
     for number in (number for number, files in present.items() if files > 1):
         findings.add("row_twice", f"{present[number]} files are for row {number}")
-    if missing := [number for number in range(count) if number not in present]:
-        named = ", ".join(map(str, missing[:NAMED])) + (" ..." if len(missing) > NAMED else "")
-        report.add("rows_missing", f"{len(missing)} of {count} rows have no sound file: {named}")
+    if missing := missing_rows(present, count):
+        report.add("rows_missing", f"{missing} have no sound file")
     shapes = [row.file.tensors["hidden_states"].shape for row in rows]
     usual = Counter(shape[1:] for shape in shapes if len(shape) == 3).most_common(1)
     wanted_slots = slots or (usual[0][0][0] if usual else None)

@@ -4,12 +4,14 @@ T tokens of a piece, S slots (aux states, then the last one), H hidden.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from blake3 import blake3
 from torch import Tensor
 
+from eagle3_core.checkpoint.digest import Hasher
 from eagle3_core.checkpoint.findings import Report
 from eagle3_core.checkpoint.judge_bytes import Part, read_file
 from eagle3_core.checkpoint.judge_values import Scan, is_scanned
@@ -50,20 +52,20 @@ class ShardReader:
         compared = verifier is not None and DTYPES[meta.dtype].itemsize > 1
         self._targets = TargetCheck(self._findings, verifier, meta.last_state) if verifier and compared else None
         self._slots = slots_of(meta)
-        self._row_of_states: dict[bytes, tuple[int, bytes]] = {}
+        self._row_of_states: dict[str, tuple[int, bytes]] = {}
         self._row_of_ids: dict[bytes, int] = {}
         self._rows = self._without_answer = self._all_answer = self._same_ids = 0
         self._first_without: int | None = None
 
     def read(self, shard: ShardEntry, file: TensorFile) -> None:
         """One shard, whose header fits the index."""
-        look = _Look(file, shard, self._slots)
+        look = _Look(file, shard, len(self._slots))
         files = {shard.file: FileEntry(shard.bytes, f"sha256:{shard.sha256}")}
         manifest = Manifest(None, {}, files, {}, {}, None)
         read_file(self._findings.report, file.path, look.parts(), manifest, None, self._stream)
         if look.complete:
-            for entry in shard.rows:
-                self._judge_row(file.path, entry, look)
+            for row in look.rows:
+                self._judge_row(file.path, row, *look.tokens_of(row.entry))
         for name, scan in look.others.items():
             if scan.counts.nan or scan.counts.inf:
                 what = f"{name} holds {scan.counts.nan} NaN and {scan.counts.inf} Inf"
@@ -85,8 +87,8 @@ class ShardReader:
             self._targets.finish()
         self._findings.finish()
 
-    def _judge_row(self, path: Path, entry: RowEntry, look: "_Look") -> None:
-        ids, mask = look.row(entry)
+    def _judge_row(self, path: Path, row: "_RowLook", ids: Tensor, mask: Tensor) -> None:
+        entry = row.entry
         self._rows += 1
         if (marks := int(mask.max())) > 1:
             what = f"row {entry.row}: loss_mask holds {marks}, which is neither 0 nor 1"
@@ -104,13 +106,14 @@ class ShardReader:
             self._findings.add("ids_out_of_range", what, file=path, tensor="token_ids")
         if self._expected is not None:
             self._expected.compare(self._findings, path, entry.row, ids, mask.bool())
-        add_state_faults(self._findings, path, entry.row, look.scans[entry.start].faults, self._slots, ids)
-        self._judge_repeat(path, entry.row, look.digests[entry.start].digest(16), ids)
+        add_state_faults(self._findings, path, entry.row, row.scan.faults, self._slots, ids)
+        if min(row.scan.faults.zero) < entry.length:  # zeros are no other row's
+            self._judge_repeat(path, entry.row, row.digest.hexdigest(), ids)
         if self._targets is not None:
             following = ids[[token + 1 for token in looked_at(entry.length)]]
-            self._targets.add(path, entry.row, look.last_states(entry), following)
+            self._targets.add(path, entry.row, torch.stack(row.last) if row.last else torch.empty(0), following)
 
-    def _judge_repeat(self, path: Path, row: int, states: bytes, ids: Tensor) -> None:
+    def _judge_repeat(self, path: Path, row: int, states: str, ids: Tensor) -> None:
         """States that an earlier row has, under other token ids."""
         tokens = blake3(ids.numpy().tobytes()).digest(16)
         if self._row_of_ids.setdefault(tokens, row) != row:
@@ -121,19 +124,28 @@ class ShardReader:
             self._findings.add("states_of_other_row", what, file=path, tensor="hidden_states")
 
 
-class _Look:
-    """What is kept of one shard while it is read: token ids, masks, and the scan and digest of each row's states."""
+@dataclass
+class _RowLook:
+    """What is kept of one row: scan and digest of its states, and those last states that are looked at."""
 
-    def __init__(self, file: TensorFile, shard: ShardEntry, slots: list[Slot]) -> None:
-        self._file, self._rows = file, sorted(shard.rows, key=lambda entry: entry.start)
+    entry: RowEntry
+    scan: StateScan
+    digest: Hasher = field(default_factory=blake3)
+    last: list[Tensor] = field(default_factory=list)
+
+
+class _Look:
+    """What is kept of one shard while it is read: token ids, masks, and a look at each row."""
+
+    def __init__(self, file: TensorFile, shard: ShardEntry, slots: int) -> None:
+        self._file = file
         states = file.tensors["hidden_states"]
         self._dtype, self._shape = TORCH_DTYPES[states.dtype], states.shape
         self._raw = {"token_ids": bytearray(), "loss_mask": bytearray()}
-        self._token = 0
-        self.scans = {entry.start: StateScan(len(slots), self._dtype) for entry in self._rows}
-        self.digests = {entry.start: blake3() for entry in self._rows}
+        self._token = self._done = 0
+        in_order = sorted(shard.rows, key=lambda entry: entry.start)
+        self.rows = [_RowLook(entry, StateScan(slots, self._dtype)) for entry in in_order]
         self.others: dict[str, Scan] = {}
-        self._last: dict[int, list[Tensor]] = {entry.start: [] for entry in self._rows}
 
     def parts(self) -> list[Part]:
         """Every tensor of the file, with what looks at it."""
@@ -158,35 +170,36 @@ class _Look:
         whole = all(len(self._raw[name]) == info.end - info.start for name, info in wanted.items())
         return whole and self._token == self._shape[0]
 
-    def row(self, entry: RowEntry) -> tuple[Tensor, Tensor]:
+    def tokens_of(self, entry: RowEntry) -> tuple[Tensor, Tensor]:
         """(token_ids int64 [T], loss_mask uint8 [T]) of a row."""
         ids = torch.frombuffer(self._raw["token_ids"], dtype=torch.int64)
         mask = torch.frombuffer(self._raw["loss_mask"], dtype=torch.uint8)
         return ids[entry.start : entry.start + entry.length], mask[entry.start : entry.start + entry.length]
 
-    def last_states(self, entry: RowEntry) -> Tensor:
-        """[P, H] last states of the tokens that are looked at."""
-        return torch.stack(self._last[entry.start]) if self._last[entry.start] else torch.empty(0, self._shape[2])
-
     def _look_at_states(self, raw: memoryview) -> None:
         states = torch.frombuffer(raw, dtype=self._dtype).view(-1, *self._shape[1:])
         width = len(raw) // len(states)
-        for entry, start, end in self._rows_within(self._token, self._token + len(states)):
-            first, last = start - self._token, end - self._token
-            self.scans[entry.start].update(states[first:last])
-            self.digests[entry.start].update(raw[first * width : last * width])
-            tokens = (entry.start + token for token in looked_at(entry.length))
-            self._last[entry.start] += [
-                states[token - self._token, -1].float() for token in tokens if start <= token < end
-            ]
+        for row, first, last in self._rows_within(self._token, self._token + len(states)):
+            row.scan.update(states[first:last])
+            row.digest.update(raw[first * width : last * width])
+            places = (row.entry.start + token - self._token for token in looked_at(row.entry.length))
+            row.last += [states[place, -1].float() for place in places if first <= place < last]
         self._token += len(states)
 
-    def _rows_within(self, start: int, end: int) -> Iterator[tuple[RowEntry, int, int]]:
-        """Rows, and which of their tokens lie between start and end."""
-        for entry in self._rows:
-            first, last = max(entry.start, start), min(entry.start + entry.length, end)
+    def _rows_within(self, start: int, end: int) -> Iterator[tuple[_RowLook, int, int]]:
+        """Rows with tokens between start and end, and which of those tokens are theirs."""
+        while self._done < len(self.rows) and _end(self.rows[self._done].entry) <= start:
+            self._done += 1
+        for row in self.rows[self._done :]:
+            if row.entry.start >= end:
+                return
+            first, last = max(row.entry.start, start), min(_end(row.entry), end)
             if first < last:
-                yield entry, first, last
+                yield row, first - start, last - start
+
+
+def _end(entry: RowEntry) -> int:
+    return entry.start + entry.length
 
 
 def slots_of(meta: StoreMeta) -> list[Slot]:

@@ -61,11 +61,13 @@ class StateScan:
             for slot in range(slots):
                 faults.nan[slot] += int(values[:, slot].isnan().sum())
                 faults.inf[slot] += int(values[:, slot].isinf().sum())
-        for token, slot in (values[:, :, 0] == 0).nonzero().tolist():
-            if not values[token, slot].any():
-                faults.zero[slot] += 1
-                if faults.first_zero[slot] < 0:
-                    faults.first_zero[slot] = faults.tokens + token
+        tokens, of_slot = (values[:, :, 0] == 0).nonzero(as_tuple=True)
+        zero = ~values[tokens, of_slot].any(dim=1)
+        for slot in set(of_slot[zero].tolist()):
+            places = tokens[zero & (of_slot == slot)]
+            if not faults.zero[slot]:
+                faults.first_zero[slot] = faults.tokens + int(places[0])
+            faults.zero[slot] += len(places)
         if states_TSH.shape[2] * states_TSH.element_size() % _WORD == 0:
             self._compare(states_TSH)
         faults.tokens += len(states_TSH)

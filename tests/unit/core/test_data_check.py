@@ -144,7 +144,7 @@ def test_a_fault_of_a_shard_is_found_by_row_and_slot(
     ("change", "code", "words"),
     [
         (lambda i: i["shards"][1]["rows"][0].update(row=0), "row_twice", "row 0 is listed 2 times"),
-        (lambda i: i["shards"][1]["rows"][0].update(row=0), "rows_missing", "1 of 8 rows are not there: 4"),
+        (lambda i: i["shards"][1]["rows"][0].update(row=0), "rows_missing", "1 of 8 rows (4) are not there"),
         (
             lambda i: i["shards"][1]["rows"][1].update(start=20),
             "rows_overlap",
@@ -167,6 +167,29 @@ def test_a_fault_of_the_index_is_found_without_reading_a_state(
 ) -> None:
     change_index(store, change)
     assert words in said(check_data(store, level="quick", verifier=verifier), code)[0]
+
+
+def test_an_index_of_nonsense_is_judged_like_any_other(store: Path) -> None:
+    def spoil(index: dict) -> None:
+        index["shards"][0]["rows"][0]["row"] = 10**12
+        index["shards"][1]["rows"][1].update(start=0, length=40)
+
+    change_index(store, spoil)
+    tiny.spoil_shard(store, 1, lambda tensors: tensors["hidden_states"][20:44].copy_(tensors["hidden_states"][19:20]))
+    verdict = check_data(store)
+    assert said(verdict, "rows_missing") == [
+        "index.json: 999999999993 of 1000000000001 rows (0, 8, 9, 10, 11, 12, 13, 14, ...) are not there"
+    ]
+    assert codes(verdict) >= {"rows_overlap", "tokens_alike"}
+
+
+def test_a_verifier_that_cannot_be_read_keeps_no_store_from_being_judged(tmp_path: Path, store: Path) -> None:
+    tiny.spoil_shard(store, 1, lambda tensors: tensors["hidden_states"].zero_())
+    assert codes(check_data(store, verifier=tmp_path / "absent")) == {
+        "verifier_unreadable",
+        "states_all_zero",
+        "digest_differs",
+    }
 
 
 def test_a_changed_byte_is_known_by_the_digest(store: Path) -> None:
@@ -392,7 +415,7 @@ def test_locks_without_a_file_and_two_files_for_a_row(tmp_path: Path) -> None:
             "D06",
             [
                 ("truncated_file", "hs_0", "cut short"),
-                ("rows_missing", "", "1 of 2 rows have no sound file: 0"),
+                ("rows_missing", "", "1 of 2 rows (0) have no sound file"),
                 ("orphan_lock", "hs_0", "is not: it died while it wrote"),
                 ("orphan_lock", "hs_1", "is whole"),
             ],
@@ -401,7 +424,7 @@ def test_locks_without_a_file_and_two_files_for_a_row(tmp_path: Path) -> None:
             "D09",
             [
                 ("truncated_file", "hs_4", "empty file (0 bytes)"),
-                ("rows_missing", "", "3 of 6 rows have no sound file: 2, 4, 5"),
+                ("rows_missing", "", "3 of 6 rows (2, 4, 5) have no sound file"),
                 ("unlisted_file", "hs_5.safetensors.tmp", "is not named"),
                 ("unlisted_file", "hs_x", "is not named"),
             ],

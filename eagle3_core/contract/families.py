@@ -139,7 +139,6 @@ FAMILIES: dict[str, Family] = {
     "mllama_text_model": replace(_EPS5, rope_theta=5e5),
     "mpt": replace(_PLAIN, layer_norm=True, tied=True),
     "muse_glimmer_text": Family(
-        gain_offset=1.0,
         tied=False,
         eps=1e-5,
         scale=(("output_multiplier", "multiply"),),
@@ -169,8 +168,6 @@ FAMILIES: dict[str, Family] = {
     "qwen3_omni_moe_text": _QWEN_VL,
     "qwen3_vl_moe_text": replace(_QWEN_VL, rope_theta=5e5),
     "qwen3_vl_text": replace(_QWEN_VL, rope_theta=5e5),
-    "qwen4_exp": _QWEN3_5,
-    "qwen4_exp_text": _QWEN3_5,
     "recurrent_gemma": replace(_GEMMA, softcap="logits_soft_cap", default_softcap=30.0),
     "seed_oss": _PLAIN,
     "shieldgemma2": _GEMMA3,

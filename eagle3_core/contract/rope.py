@@ -74,8 +74,9 @@ def _section(config: Mapping[str, Any], where: str) -> tuple[dict[str, Any], str
         nested = {name: value for name, value in section.items() if isinstance(value, dict)}
         if not nested:
             return section, key
-        if "full_attention" in nested:
-            return nested["full_attention"], f"{key}.full_attention"
+        whole = ["full_attention"] if "full_attention" in nested else [name for name in nested if not _is_local(name)]
+        if len(whole) == 1:
+            return nested[whole[0]], f"{key}.{whole[0]}"
         if len({repr(sorted(value.items())) for value in nested.values()}) == 1:
             name, value = next(iter(nested.items()))
             return value, f"{key}.{name}"
@@ -84,6 +85,11 @@ def _section(config: Mapping[str, Any], where: str) -> tuple[dict[str, Any], str
             "it is not clear which one the drafter should follow"
         )
     return {}, "config"
+
+
+def _is_local(name: str) -> bool:
+    """Whether a kind of attention looks at a part of the text only."""
+    return any(word in name for word in ("sliding", "local", "window", "chunked"))
 
 
 def _base(

@@ -1,7 +1,10 @@
 """Verifiers of many families, tiny and random: what is captured, and that norm and head as read give their logits."""
 
 import dataclasses
+import importlib
+import inspect
 import json
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ from eagle3_core.contract.events import EventWriter
 from eagle3_core.contract.families import FAMILIES
 from eagle3_core.contract.params import ExtractParams
 from eagle3_core.contract.prepared_files import PreparedManifest
+from eagle3_core.contract.tensor_names import FINAL_NORM
 from eagle3_core.contract.verifier_files import read_verifier_files, tokenizer_fingerprint
 from eagle3_core.data.conversations import TokenRow
 from eagle3_core.data.prepared import save_manifest, save_rows
@@ -335,6 +339,17 @@ def test_a_row_of_the_table_says_what_its_class_assumes(kind: str) -> None:
     theta = rope.get("full_attention", rope).get("rope_theta")
     if theta is not None:
         assert family.rope_theta == theta
+    assert (family.layer_norm, family.gain_offset) == _final_norm(config)
+
+
+def _final_norm(config: Any) -> tuple[bool, float]:
+    """Whether a family's final norm is a LayerNorm, and what it adds to its weight, by the source of its class."""
+    module = importlib.import_module(type(config).__module__.replace("configuration_", "modeling_"))
+    named = rf"self\.(?:{'|'.join(FINAL_NORM.leaves)}) = (\w*RMSNorm)\((?:config|text_config)\.hidden_size"
+    classes = {getattr(module, name) for name in re.findall(named, inspect.getsource(module))}
+    adds = {"1.0 + self.weight" in inspect.getsource(norm) for norm in classes}
+    assert len(adds) <= 1, classes
+    return not adds, float(adds == {True})
 
 
 def _default_config(kind: str) -> Any:

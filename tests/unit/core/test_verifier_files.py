@@ -388,7 +388,7 @@ def test_every_eos_id_counts(tmp_path: Path) -> None:
         ({"model_type": "minicpm", "dim_model_base": 4}, 0.0, 0.25, None),
         ({"model_type": "gemma2"}, 1.0, 1.0, 30.0),
         ({"model_type": "recurrent_gemma", "logits_soft_cap": 20.0}, 1.0, 1.0, 20.0),
-        ({"model_type": "muse_glimmer_text", "output_multiplier": 0.5}, 1.0, 0.5, 20.0),
+        ({"model_type": "muse_glimmer_text", "output_multiplier": 0.5}, 0.0, 0.5, 20.0),
         ({"model_type": "falcon_h1", "lm_head_multiplier": 0.5}, 0.0, 0.5, None),
     ],
 )
@@ -399,6 +399,12 @@ def test_what_the_family_does_to_norm_and_logits(
     assert (files.norm_gain_offset, files.logit_scale, files.final_logit_softcapping) == (gain, scale, cap)
     weights = load_verifier_weights(files)
     assert torch.equal(weights.norm_gain, torch.full((H,), 1.0 + gain))
+
+
+def test_a_text_config_that_says_null_and_one_that_says_nothing(tmp_path: Path) -> None:
+    for name, stated, cap in (("null", {"final_logit_softcapping": None}, None), ("nothing", {}, 30.0)):
+        config = {"model_type": "paligemma", "text_config": {**NESTED, "model_type": "gemma2", **stated}}
+        assert read_verifier_files(write_verifier(tmp_path / name, config=config)).final_logit_softcapping == cap
 
 
 # ---------------------------------------------------------------- rope
@@ -423,6 +429,15 @@ YARN = {"factor": 4.0, "original_max_position_embeddings": 128}
                 }
             },
             {"rope_type": "linear", "factor": 8.0},
+        ),
+        (
+            {
+                "rope_parameters": {
+                    "hybrid": {"rope_theta": 1e6, "rope_type": "default"},
+                    "hybrid_sliding": {"rope_theta": 1e4, "rope_type": "default"},
+                }
+            },
+            {"rope_type": "default"},
         ),
         ({"rope_theta": 1e6, "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}}, {"rope_type": "default"}),
         (

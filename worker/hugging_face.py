@@ -15,7 +15,7 @@ import transformers
 from torch import Tensor, nn
 
 from eagle3_core.contract.jsonfiles import read_json_object
-from eagle3_core.contract.tensor_names import EMBEDDING, FINAL_NORM
+from eagle3_core.contract.tensor_names import EMBEDDING, FINAL_NORM, Role
 from eagle3_core.data.conversations import Message
 from eagle3_core.errors import BadData, BadInput
 from worker.remote_code import MODEL_CONFIGS, TOKENIZER_CONFIGS, refuse_code
@@ -145,17 +145,39 @@ def backbone(model: nn.Module) -> nn.Module:
     """The decoder without its head: the module that holds the token embedding, the layers and the final norm.
 
     Raises:
-        BadInput: no decoder with an embedding, `layers` and a final norm is found.
+        BadInput: there is none.
     """
     for _, module in model.named_modules():
-        children = dict(module.named_children())
-        named = not children.keys().isdisjoint(EMBEDDING.leaves) and not children.keys().isdisjoint(FINAL_NORM.leaves)
-        if named and isinstance(children.get("layers"), nn.ModuleList):
+        names = dict(module.named_children()).keys()
+        layers = module.get_submodule("layers") if "layers" in names else None
+        if isinstance(layers, nn.ModuleList) and names & set(EMBEDDING.leaves) and names & set(FINAL_NORM.leaves):
             return module
     raise BadInput(
         f"{type(model).__name__}: no decoder with an embedding, `layers` and a final norm was found, so that no states "
         "can be captured"
     )
+
+
+def part_of(decoder: nn.Module, role: Role) -> nn.Module:
+    """The module that plays a role in what `backbone` found, by whatever name it goes."""
+    children = dict(decoder.named_children())
+    return next(children[leaf] for leaf in role.leaves if leaf in children)
+
+
+def entering(layer_id: int, args: tuple[object, ...], kwargs: dict[str, object]) -> Tensor:
+    """The residual stream [B, T, H] among what a layer was called with.
+
+    Raises:
+        BadInput: there are several streams.
+    """
+    value = args[0] if args else kwargs["hidden_states"]
+    assert isinstance(value, Tensor)
+    if value.dim() != 3:
+        raise BadInput(
+            f"what enters layer {layer_id} has shape {list(value.shape)}: several residual streams, from which no "
+            "drafter is fed"
+        )
+    return value
 
 
 @contextlib.contextmanager
@@ -170,20 +192,12 @@ def capture_states(model: nn.Module, layer_ids: tuple[int, ...]) -> Iterator[dic
         id -> [B, T, H] of the latest forward pass.
     """
     decoder = backbone(model)
-    children = dict(decoder.named_children())
-    layers, norm = children["layers"], next(children[leaf] for leaf in FINAL_NORM.leaves if leaf in children)
+    layers, norm = decoder.get_submodule("layers"), part_of(decoder, FINAL_NORM)
     assert isinstance(layers, nn.ModuleList)
     states: dict[int, Tensor] = {}
 
     def keep(layer_id: int, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        value = args[0] if args else kwargs["hidden_states"]
-        assert isinstance(value, Tensor)
-        if value.dim() != 3:
-            raise BadInput(
-                f"{type(model).__name__}: what enters layer {layer_id} has shape {list(value.shape)}: several residual "
-                "streams, from which no drafter is fed"
-            )
-        states[layer_id] = value
+        states[layer_id] = entering(layer_id, args, kwargs)
 
     handles = []
     for layer_id in layer_ids:

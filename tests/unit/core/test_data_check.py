@@ -13,17 +13,15 @@ from typer.testing import CliRunner
 
 from client.cli import app
 from eagle3_core.checkpoint.findings import Verdict
-from eagle3_core.contract.prepared_files import PreparedManifest
-from eagle3_core.contract.verifier_files import read_verifier_files, tokenizer_fingerprint
-from eagle3_core.data.conversations import TokenRow
-from eagle3_core.data.prepared import save_manifest, save_rows
-from eagle3_core.data.store import HiddenStateStore, StoreWriter
+from eagle3_core.contract.verifier_files import read_verifier_files
+from eagle3_core.data.store import HiddenStateStore
 from eagle3_core.data_check.check import check_data
 from eagle3_core.data_check.findings import NAMED
 from eagle3_core.data_check.stats import stats_of
 from eagle3_core.verifier.tensors import load_verifier_weights
 from tests import tiny
 from tests.cases import make_case
+from tests.prepared import write_prepared
 
 Tensors = dict[str, torch.Tensor]
 
@@ -40,24 +38,7 @@ def store(tmp_path: Path, verifier: Path) -> Path:
 
 def prepare(directory: Path, store: Path, verifier: Path) -> Path:
     """What a prepare job that led to this store would have left."""
-    directory.mkdir()
-    rows = [TokenRow(ids, mask, f"prompt-{n}") for n, (ids, mask) in enumerate(HiddenStateStore(store).masks())]
-    save_rows(directory, rows)
-    manifest = PreparedManifest(
-        verifier=str(verifier),
-        tokenizer_fingerprint=tokenizer_fingerprint(verifier),
-        conversations="c.jsonl",
-        max_seq_len=64,
-        draft_vocab_size=64,
-        tokens=sum(len(row.token_ids_T) for row in rows),
-        supervised_tokens=sum(int(row.loss_mask_T.sum()) for row in rows),
-        vocab_coverage=1.0,
-        dropped={},
-        lines=list(range(len(rows))),
-        prompts=[row.prompt for row in rows],
-    )
-    save_manifest(directory, manifest)
-    return directory
+    return write_prepared(directory, verifier, list(HiddenStateStore(store).masks()))
 
 
 def change_index(store: Path, change: Callable[[dict], object]) -> None:
@@ -249,23 +230,21 @@ def test_many_faults_of_one_kind_are_counted(store: Path) -> None:
     assert found[-1] == ": and 24 more"
 
 
-def write_rows(directory: Path, verifier: Path, masks: list[list[bool]], ids: list[list[int]]) -> Path:
-    meta = HiddenStateStore(tiny.make_store(directory / "pattern", verifier)).meta
-    (directory / "rows").mkdir()
-    writer = StoreWriter(directory / "rows", meta, 1_000_000)
-    for row, (mask, tokens) in enumerate(zip(masks, ids, strict=True)):
-        states = torch.randn(len(mask), 4, tiny.HIDDEN)
-        writer.add(row, "p", torch.tensor(tokens), torch.tensor(mask), states)
-    writer.finish()
-    return directory / "rows"
-
-
 def test_masks_that_teach_nothing_or_everything(tmp_path: Path, verifier: Path) -> None:
-    two = [[5, 6, 7], [5, 6, 7]]
-    empty = check_data(write_rows(tmp_path / "a", verifier, [[False] * 3] * 2, two))
-    assert (empty.verdict, codes(empty)) == ("invalid", {"nothing_supervised", "rows_alike"})
-    full = check_data(write_rows(tmp_path / "b", verifier, [[True] * 3] * 2, two))
-    assert (full.verdict, codes(full)) == ("suspect", {"all_supervised", "rows_alike"})
+    store = tiny.make_store(tmp_path / "store", verifier, rows=2)
+
+    def one_mask(value: bool) -> Callable[[Tensors], None]:
+        def change(tensors: Tensors) -> None:
+            tensors["loss_mask"].fill_(value)
+            tensors["token_ids"][24:] = tensors["token_ids"][:24]
+
+        return change
+
+    tiny.spoil_shard(store, 0, one_mask(False))
+    verdict = check_data(store)
+    assert codes(verdict) == {"nothing_supervised", "rows_alike", "digest_differs"}
+    tiny.spoil_shard(store, 0, one_mask(True))
+    assert codes(check_data(store)) == {"all_supervised", "rows_alike", "digest_differs"}
 
 
 def test_states_in_small_pieces_are_judged_alike(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:

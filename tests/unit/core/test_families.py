@@ -17,16 +17,14 @@ from safetensors.torch import load_file, save_file
 from eagle3_core.contract.events import EventWriter
 from eagle3_core.contract.families import FAMILIES
 from eagle3_core.contract.params import ExtractParams
-from eagle3_core.contract.prepared_files import PreparedManifest
 from eagle3_core.contract.tensor_names import FINAL_NORM
-from eagle3_core.contract.verifier_files import read_verifier_files, tokenizer_fingerprint
-from eagle3_core.data.conversations import TokenRow
-from eagle3_core.data.prepared import save_manifest, save_rows
+from eagle3_core.contract.verifier_files import read_verifier_files
 from eagle3_core.data.store import HiddenStateStore
 from eagle3_core.errors import BadInput
 from eagle3_core.training.setup import make_target_head
 from eagle3_core.verifier.tensors import load_verifier_weights
 from tests import tiny
+from tests.prepared import write_prepared
 from worker.context import StageContext
 from worker.hugging_face import HuggingFaceSession, backbone, capture_states, load_model
 from worker.stages import extract
@@ -184,25 +182,10 @@ def make(directory: Path, name: str) -> Path:
 def extracted(root: Path, verifier: Path, rows: list[torch.Tensor]) -> HiddenStateStore:
     """What the extract stage makes of these rows, in float32."""
     tiny.make_tokenizer(verifier)
-    prepared, output = root / "prepared", root / "store"
-    prepared.mkdir()
+    output = root / "store"
     output.mkdir()
-    save_rows(prepared, [TokenRow(ids, torch.ones(len(ids), dtype=torch.bool), "p") for ids in rows])
-    tokens = sum(map(len, rows))
-    manifest = PreparedManifest(
-        verifier=str(verifier),
-        tokenizer_fingerprint=tokenizer_fingerprint(verifier),
-        conversations="c.jsonl",
-        max_seq_len=64,
-        draft_vocab_size=64,
-        tokens=tokens,
-        supervised_tokens=tokens,
-        vocab_coverage=1.0,
-        dropped={},
-        lines=list(range(len(rows))),
-        prompts=["p"] * len(rows),
-    )
-    save_manifest(prepared, manifest)
+    everything = [(ids, torch.ones(len(ids), dtype=torch.bool)) for ids in rows]
+    prepared = write_prepared(root / "prepared", verifier, everything)
     params = ExtractParams(
         verifier=str(verifier),
         prepared_dir=str(prepared),

@@ -194,10 +194,10 @@ def _span(file: TensorFile, name: str, start: int, end: int) -> Tensor:
 
 
 def open_shard(directory: Path, shard: ShardEntry, meta: StoreMeta) -> TensorFile:
-    """The header of a shard that is there in full, with the tensors the index implies.
+    """The header of a shard, if file, entry and `meta` agree; no state is read.
 
     Raises:
-        BadData: it is not; names the tensor.
+        BadData: they do not, or the file is missing or damaged.
     """
     path = directory / shard.file
     if Path(shard.file).name != shard.file:

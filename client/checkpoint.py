@@ -96,7 +96,7 @@ def _judge(
 
 
 def show_verdict(path: Path, verdict: Verdict) -> None:
-    """Print a verdict with its findings."""
+    """Print the verdict, and a table of the findings."""
     console = Console()
     console.print(f"[bold {_STYLES[verdict.verdict]}]{verdict.verdict}[/]  {escape(str(path))}")
     if not verdict.findings:

@@ -14,12 +14,10 @@ from client.console import Json, fail, show_json
 NICE = 19
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to `eyas data`."""
-    app.command("check")(check)
-    app.command("stats")(stats)
+data_app = typer.Typer(help="Rows and hidden states, without a daemon.", no_args_is_help=True)
 
 
+@data_app.command()
 def check(
     path: Annotated[Path, typer.Argument(help="hidden-state store, or directory of hs_<row>.safetensors")],
     as_json: Json = False,
@@ -56,6 +54,7 @@ def check(
     raise typer.Exit(EXIT_STATUS[verdict.verdict])
 
 
+@data_app.command()
 def stats(
     path: Annotated[Path, typer.Argument(help="hidden-state store, or output of a prepare job")],
     as_json: Json = False,

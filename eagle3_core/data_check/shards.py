@@ -60,8 +60,8 @@ class ShardReader:
     def read(self, shard: ShardEntry, file: TensorFile) -> None:
         """One shard, whose header fits the index."""
         look = _Look(file, shard, len(self._slots))
-        files = {shard.file: FileEntry(shard.bytes, f"sha256:{shard.sha256}")}
-        manifest = Manifest(None, {}, files, {}, {}, None)
+        noted = [f"{name}:{value}" for name, value in shard if name in ("blake3", "sha256") and value is not None]
+        manifest = Manifest(None, {}, {shard.file: FileEntry(shard.bytes, noted[0])}, {}, {}, None)
         read_file(self._findings.report, file.path, look.parts(), manifest, None, self._stream)
         if look.complete:
             for row in look.rows:

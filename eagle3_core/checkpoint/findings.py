@@ -153,6 +153,7 @@ CODES: dict[str, tuple[Severity, str]] = {
     "states_zero": ("error", "The verifier did not fill them: extract the row again."),
     "states_of_other_row": ("error", "Two rows were mixed up in extraction: extract them again, one at a time."),
     "norm_mislabelled": ("error", "Write what they are into index.json (last_state), or extract again."),
+    "states_shifted": ("error", "States and token ids are out of step: extract again, and look at how rows were cut."),
     "unlike_other_rows": ("warning", "The states are of other tokens, or the row is no text: extract the row again."),
     "slots_alike": ("warning", "One layer was captured twice: look at the layer ids of the extraction."),
     "tokens_alike": ("warning", "A buffer was written twice: extract the row again."),

@@ -29,7 +29,7 @@ from eagle3_core.data_check.expected import ExpectedRows
 from eagle3_core.data_check.findings import RowFindings, missing_rows
 from eagle3_core.data_check.shards import add_state_faults
 from eagle3_core.data_check.states import Slot, StateScan
-from eagle3_core.data_check.targets import TargetCheck, looked_at
+from eagle3_core.data_check.targets import TargetCheck, looked_at, tokens_around
 from eagle3_core.errors import UnreadableFile
 from eagle3_core.verifier.tensors import TORCH_DTYPES, load_tensor, tensor_chunks
 
@@ -176,6 +176,6 @@ def _check_values(findings: RowFindings, row: _Row, expected: ExpectedRows | Non
         add_unreadable(findings.report, error)
         return
     if targets is not None and last and dtype.itemsize > 1:
-        targets.add(file, row.number, torch.stack(last), ids[[token + 1 for token in tokens]])
+        targets.add(file, row.number, torch.stack(last), tokens_around(ids))
     slots = [Slot(f"slot {number}", number + 1) for number in range(states.shape[1])]
     add_state_faults(findings, file, row.number, scan.faults, slots, ids)

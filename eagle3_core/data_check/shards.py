@@ -24,7 +24,7 @@ from eagle3_core.data.store import DTYPES
 from eagle3_core.data_check.expected import ExpectedRows
 from eagle3_core.data_check.findings import RowFindings
 from eagle3_core.data_check.states import RowFaults, Slot, StateScan
-from eagle3_core.data_check.targets import TargetCheck, looked_at
+from eagle3_core.data_check.targets import TargetCheck, looked_at, tokens_around
 from eagle3_core.verifier.tensors import TORCH_DTYPES
 
 
@@ -110,8 +110,8 @@ class ShardReader:
         if min(row.scan.faults.zero) < entry.length:  # zeros are no other row's
             self._judge_repeat(path, entry.row, row.digest.hexdigest(), ids)
         if self._targets is not None:
-            following = ids[[token + 1 for token in looked_at(entry.length)]]
-            self._targets.add(path, entry.row, torch.stack(row.last) if row.last else torch.empty(0), following)
+            last = torch.stack(row.last) if row.last else torch.empty(0)
+            self._targets.add(path, entry.row, last, tokens_around(ids))
 
     def _judge_repeat(self, path: Path, row: int, states: str, ids: Tensor) -> None:
         """States that an earlier row has, under other token ids."""

@@ -291,6 +291,21 @@ def test_the_verifier_tells_of_states_that_belong_to_other_tokens(tmp_path: Path
     tiny.spoil_shard(store, 0, swap)
     verdict = check_data(store, verifier=verifier)
     assert [line.split(":")[1] for line in said(verdict, "unlike_other_rows")] == [" row 0", " row 1"]
+    assert "states_shifted" not in codes(verdict)
+
+
+@pytest.mark.parametrize(("by", "word"), [(1, "late"), (-1, "early")])
+def test_states_that_are_out_of_step_with_their_tokens(tmp_path: Path, verifier: Path, by: int, word: str) -> None:
+    store = make_telling_store(tmp_path / "store", verifier, normed=False)
+    for number, shard in enumerate(HiddenStateStore(store).index.shards):
+
+        def shift(tensors: Tensors, rows: int = len(shard.rows)) -> None:
+            states = tensors["hidden_states"].view(rows, 24, 4, tiny.HIDDEN)
+            states.copy_(states.roll(by, dims=1))
+
+        tiny.spoil_shard(store, number, shift)
+    [found] = said(check_data(store, verifier=verifier), "states_shifted")
+    assert found.endswith(f"they lie a token too {word}")
 
 
 @pytest.mark.parametrize(("normed", "stated"), [(True, "pre_norm"), (False, "post_norm")])

@@ -54,7 +54,7 @@ def verify(
     elif form == "sarif":
         print(json.dumps(to_sarif(verdict, path, version("eyas")), indent=2))
     else:
-        _show(path, verdict)
+        show_verdict(path, verdict)
         if servers:
             _show_servers(verdict.servers)
     return EXIT_STATUS[verdict.verdict]
@@ -95,7 +95,8 @@ def _judge(
     return judge(path, previous=previous, verifier=verifier, max_mb_per_s=max_mb_per_s)
 
 
-def _show(path: Path, verdict: Verdict) -> None:
+def show_verdict(path: Path, verdict: Verdict) -> None:
+    """Print the verdict, and a table of the findings."""
     console = Console()
     console.print(f"[bold {_STYLES[verdict.verdict]}]{verdict.verdict}[/]  {escape(str(path))}")
     if not verdict.findings:

@@ -14,11 +14,17 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+from eagle3_core.contract.jsonfiles import read_json_object
+from eagle3_core.contract.tensor_names import EMBEDDING, FINAL_NORM, Role
 from eagle3_core.data.conversations import Message
 from eagle3_core.errors import BadData, BadInput
 from worker.remote_code import MODEL_CONFIGS, TOKENIZER_CONFIGS, refuse_code
 
 transformers.utils.logging.disable_progress_bar()
+
+BUILT_AS = {"kimi_k2": "deepseek_v3"}
+"""model_types transformers knows by another name, so that their code need not be run. Source: Kimi_K25Config of
+transformers 5.19.0, which builds its text model so."""
 
 REWINDABLE_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
 """Kinds of layer whose cache is one entry a token."""
@@ -97,10 +103,8 @@ def load_model(directory: Path, device: torch.device, dtype: torch.dtype, allow_
         BadInput: transformers cannot build it without running code of its own, or tensors are missing.
     """
     try:
-        config = transformers.AutoConfig.from_pretrained(
-            directory, local_files_only=True, trust_remote_code=allow_remote_code
-        )
-        brought = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
+        config = _model_config(directory, allow_remote_code)
+        brought = allow_remote_code and "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
         known = brought or type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
         family = transformers.AutoModelForCausalLM if known else transformers.AutoModelForImageTextToText
         # A pair, since the loading info is asked for.
@@ -125,19 +129,55 @@ def load_model(directory: Path, device: torch.device, dtype: torch.dtype, allow_
     return model.to(device).eval().requires_grad_(False)
 
 
+def _model_config(directory: Path, allow_remote_code: bool) -> Any:
+    """The config of a verifier; BUILT_AS applies where no code of its own may be run."""
+    stated = read_json_object(directory / "config.json")
+    known_as = BUILT_AS.get(str(stated.get("model_type")))
+    if known_as is not None and not allow_remote_code:
+        kept = {key: value for key, value in stated.items() if key not in ("model_type", "auto_map")}
+        return transformers.AutoConfig.for_model(known_as, **kept)
+    return transformers.AutoConfig.from_pretrained(
+        directory, local_files_only=True, trust_remote_code=allow_remote_code
+    )
+
+
 def backbone(model: nn.Module) -> nn.Module:
     """The decoder without its head: the module that holds the token embedding, the layers and the final norm.
 
     Raises:
-        BadInput: no decoder with `embed_tokens`, `layers` and `norm` is found.
+        BadInput: there is none.
     """
     for _, module in model.named_modules():
-        children = dict(module.named_children())
-        if isinstance(children.get("layers"), nn.ModuleList) and {"embed_tokens", "norm"} <= children.keys():
+        names = dict(module.named_children()).keys()
+        layers = module.get_submodule("layers") if "layers" in names else None
+        if isinstance(layers, nn.ModuleList) and names & set(EMBEDDING.leaves) and names & set(FINAL_NORM.leaves):
             return module
     raise BadInput(
-        f"{type(model).__name__}: no decoder with `embed_tokens`, `layers` and `norm` was found to capture states from"
+        f"{type(model).__name__}: no decoder with an embedding, `layers` and a final norm was found, so that no states "
+        "can be captured"
     )
+
+
+def part_of(decoder: nn.Module, role: Role) -> nn.Module:
+    """The module that plays a role in what `backbone` found, by whatever name it goes."""
+    children = dict(decoder.named_children())
+    return next(children[leaf] for leaf in role.leaves if leaf in children)
+
+
+def entering(layer_id: int, args: tuple[object, ...], kwargs: dict[str, object]) -> Tensor:
+    """The residual stream [B, T, H] among what a layer was called with.
+
+    Raises:
+        BadInput: there are several streams.
+    """
+    value = args[0] if args else kwargs["hidden_states"]
+    assert isinstance(value, Tensor)
+    if value.dim() != 3:
+        raise BadInput(
+            f"what enters layer {layer_id} has shape {list(value.shape)}: several residual streams, from which no "
+            "drafter is fed"
+        )
+    return value
 
 
 @contextlib.contextmanager
@@ -152,15 +192,12 @@ def capture_states(model: nn.Module, layer_ids: tuple[int, ...]) -> Iterator[dic
         id -> [B, T, H] of the latest forward pass.
     """
     decoder = backbone(model)
-    children = dict(decoder.named_children())
-    layers, norm = children["layers"], children["norm"]
+    layers, norm = decoder.get_submodule("layers"), part_of(decoder, FINAL_NORM)
     assert isinstance(layers, nn.ModuleList)
     states: dict[int, Tensor] = {}
 
     def keep(layer_id: int, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        value = args[0] if args else kwargs["hidden_states"]
-        assert isinstance(value, Tensor)
-        states[layer_id] = value
+        states[layer_id] = entering(layer_id, args, kwargs)
 
     handles = []
     for layer_id in layer_ids:

@@ -27,8 +27,9 @@ def default_aux_layer_ids(num_hidden_layers: int) -> tuple[int, ...]:
     ids = (2, num_hidden_layers // 2, num_hidden_layers - 3)
     if not ids[0] < ids[1] < ids[2]:
         raise BadInput(
-            f"a verifier of {num_hidden_layers} layers is too shallow for the default aux_layer_ids {list(ids)}; "
-            "give aux_layer_ids"
+            f"a verifier of {num_hidden_layers} layers is too shallow for the default aux_layer_ids {list(ids)}; give "
+            f"aux_layer_ids that ascend within 0..{num_hidden_layers}, such as "
+            f"{sorted({0, num_hidden_layers // 2, num_hidden_layers - 1})}"
         )
     return ids
 

@@ -24,18 +24,18 @@ _ALIASES = {"su": "longrope", "mrope": "default", "deepseek_yarn": "yarn", "none
 
 _NOT_FOR_TEXT = frozenset({"type", "mrope_section", "mrope_interleaved", "partial_rotary_factor"})
 
-_FAMILY_BASES = {"gemma3_text": 1e6, "gemma3": 1e6}
-"""Bases of families whose published configs leave it to the class."""
-
 Warnings = list[tuple[str, str]]
 
 
-def normalise_rope(config: Mapping[str, Any], where: str) -> tuple[dict[str, Any], Warnings]:
+def normalise_rope(
+    config: Mapping[str, Any], where: str, default_theta: float = 1e4
+) -> tuple[dict[str, Any], Warnings]:
     """One flat rope dict from any layout, and what had to be decided on the way.
 
     Args:
         config: the (text) config that holds the rope keys.
         where: names the file in messages.
+        default_theta: the base where the config states none.
 
     Raises:
         BadInput: a rope type nobody knows, a base that is not a positive number, or a layout that cannot be read.
@@ -45,10 +45,15 @@ def normalise_rope(config: Mapping[str, Any], where: str) -> tuple[dict[str, Any
     kind = section.get("rope_type") or section.get("type") or "default"
     if not isinstance(kind, str) or (kind := _ALIASES.get(kind, kind)) not in ROPE_TYPES:
         raise BadInput(f"{where}: unknown rope_type {kind!r} in {origin}; known are {', '.join(ROPE_TYPES)}")
+    older = section.get("type")
+    if isinstance(older, str) and _ALIASES.get(older, older) != kind and older != "mrope":
+        warnings.append(
+            ("rope_type_conflict", f"{where}: {origin}.rope_type is {kind}, type is {older!r}; {kind} is used")
+        )
     for key in sorted(_NOT_FOR_TEXT & section.keys() - {"type"}):
         if key != "partial_rotary_factor" or section[key] != 1.0:
             warnings.append(("rope_field_dropped", f"{where}: {origin}.{key} means nothing to a drafter: left out"))
-    theta = _base(config, section, where, origin, warnings)
+    theta = _base(config, section, where, origin, default_theta, warnings)
     rope: dict[str, Any] = {"rope_type": kind, "rope_theta": theta}
     dropped = _NOT_FOR_TEXT | {"rope_type", "rope_theta"}
     rope |= {key: value for key, value in section.items() if key not in dropped and value is not None}
@@ -69,8 +74,9 @@ def _section(config: Mapping[str, Any], where: str) -> tuple[dict[str, Any], str
         nested = {name: value for name, value in section.items() if isinstance(value, dict)}
         if not nested:
             return section, key
-        if "full_attention" in nested:
-            return nested["full_attention"], f"{key}.full_attention"
+        whole = ["full_attention"] if "full_attention" in nested else [name for name in nested if not _is_local(name)]
+        if len(whole) == 1:
+            return nested[whole[0]], f"{key}.{whole[0]}"
         if len({repr(sorted(value.items())) for value in nested.values()}) == 1:
             name, value = next(iter(nested.items()))
             return value, f"{key}.{name}"
@@ -81,7 +87,14 @@ def _section(config: Mapping[str, Any], where: str) -> tuple[dict[str, Any], str
     return {}, "config"
 
 
-def _base(config: Mapping[str, Any], section: dict[str, Any], where: str, origin: str, warnings: Warnings) -> float:
+def _is_local(name: str) -> bool:
+    """Whether a kind of attention looks at a part of the text only."""
+    return any(word in name for word in ("sliding", "local", "window", "chunked"))
+
+
+def _base(
+    config: Mapping[str, Any], section: dict[str, Any], where: str, origin: str, default: float, warnings: Warnings
+) -> float:
     theta, top = section.get("rope_theta"), config.get("rope_theta", config.get("rotary_emb_base"))
     if theta is not None and top is not None and theta != top:
         warnings.append(
@@ -89,8 +102,7 @@ def _base(config: Mapping[str, Any], section: dict[str, Any], where: str, origin
         )
     chosen = theta if theta is not None else top
     if chosen is None:
-        family = config.get("model_type")
-        chosen = _FAMILY_BASES.get(family, 1e4) if isinstance(family, str) else 1e4
+        chosen = default
         warnings.append(("rope_base_absent", f"{where}: no rope_theta; {chosen:g} is used, the default of its class"))
     if isinstance(chosen, bool) or not isinstance(chosen, (int, float)) or not 0 < chosen < float("inf"):
         raise BadInput(f"{where}: rope_theta is {chosen!r}, not a positive number")

@@ -100,10 +100,16 @@ QUANTISED_SUFFIXES: tuple[tuple[str, str], ...] = (
     (".scales", "scaled integers"),
     (".qzeros", "GPTQ/AWQ, packed integers"),
     (".weight_quantizer._scale", "a quantiser of its own"),
+    (".weight_blocks", "MXFP4, packed"),
+    (".W_q", "HQQ, packed"),
+    (".weight._data", "quanto"),
+    (".codes", "AQLM, codes"),
+    (".weight.bitsandbytes__nf4", "bitsandbytes NF4"),
+    (".weight.bitsandbytes__fp4", "bitsandbytes FP4"),
 )
 """What stands beside or instead of `.weight` when a matrix is quantised, and the scheme that does so."""
 
-_WEIGHT_SUFFIXES = (".weight", ".weight_packed", ".qweight")
+_WEIGHT_SUFFIXES = (".weight", ".weight_packed", ".qweight", ".weight_blocks", ".W_q", ".weight._data", ".codes")
 
 
 def find_base(role: Role, names: Collection[str], sibling_prefix: str | None = None) -> str | None:

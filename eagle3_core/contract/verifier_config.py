@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from eagle3_core.contract.families import UNKNOWN, Family, family_of
 from eagle3_core.contract.jsonfiles import read_json_object
 from eagle3_core.contract.rope import normalise_rope
 from eagle3_core.errors import BadInput
@@ -23,37 +24,6 @@ _SYNONYMS = {
     "rms_norm_eps": ("rms_norm_eps", "norm_eps", "layer_norm_epsilon", "norm_epsilon", "layernorm_epsilon"),
 }
 
-GAIN_IS_ONE_PLUS_WEIGHT = (
-    "gemma",
-    "gemma2",
-    "gemma3",
-    "gemma3_text",
-    "paligemma",
-    "shieldgemma2",
-    "recurrent_gemma",
-    "vaultgemma",
-    "t5gemma",
-    "t5gemma2",
-    "qwen3_next",
-    "qwen3_5",
-    "qwen3_5_text",
-    "qwen3_5_moe",
-    "qwen3_5_moe_text",
-    "qwen4_exp",
-    "qwen4_exp_text",
-    "minimax_m3_vl",
-    "minimax_m3_vl_text",
-    "step3p7",
-)
-"""Families whose RMSNorm multiplies by 1 + weight. Source: `1.0 + self.weight` in transformers 5.19.0 models/;
-gemma3n and gemma4 are not among them."""
-
-LAYER_NORM = ("cohere", "dbrx", "mpt")
-"""Prefixes of families whose final norm is a LayerNorm without a bias, so that its tensors look like an RMSNorm's."""
-
-TIED_UNLESS_SAID = ("gemma", "cohere", "paligemma", "shieldgemma", "recurrent_gemma", "vaultgemma", "qwen2_vl_text")
-"""Prefixes of families whose class ties embedding and head by default, so that their configs leave the flag out."""
-
 
 @dataclass(frozen=True)
 class VerifierConfig:
@@ -67,7 +37,7 @@ class VerifierConfig:
     hidden_size: int
     num_hidden_layers: int
     tied: bool | None
-    norm_gain_offset: float
+    family: Family
     warnings: list[tuple[str, str]] = field(default_factory=list)
 
     def number(self, key: str) -> int | None:
@@ -102,26 +72,30 @@ class VerifierConfig:
 
     def rope(self) -> dict[str, Any]:
         """The rope settings in one layout; adds to `warnings`."""
-        rope, warnings = normalise_rope(self.text, str(self.file))
+        rope, warnings = normalise_rope(self.text, str(self.file), self.family.rope_theta)
         self.warnings.extend(warnings)
         return rope
 
     def logit_scale(self) -> float:
-        """What the logits are multiplied by after the head.
+        """What the logits are multiplied by behind the head."""
+        for key, how in self.family.scale:
+            value = self.real(key)
+            if value is None:
+                continue
+            if value == 0:
+                raise BadInput(f"{self.file}: {key} is 0, and logits would be nothing or without bound")
+            return 1 / value if how == "divide" else value / self.hidden_size if how == "width" else value
+        return 1.0
 
-        Source: `logit_scale` as such; Granite divides by `logits_scaling`; Falcon-H1 `lm_head_multiplier`; MiniCPM
-        divides the state by hidden_size / dim_model_base.
-        """
-        scale = self.real("logit_scale")
-        if scale is None and (divisor := self.real("logits_scaling")) is not None:
-            if divisor == 0:
-                raise BadInput(f"{self.file}: logits_scaling is 0")
-            scale = 1 / divisor
-        if scale is None:
-            scale = self.real("lm_head_multiplier")
-        if scale is None and self.model_type.startswith("minicpm") and (base := self.number("dim_model_base")):
-            scale = base / self.hidden_size
-        return 1.0 if scale is None else scale
+    def softcap(self) -> float | None:
+        """The bound the logits are pressed into, if there is one."""
+        key = self.family.softcap
+        if key is None:
+            return None
+        value = self.real(key) if key in self.text else self.family.default_softcap
+        if value is not None and value <= 0:
+            raise BadInput(f"{self.file}: {key} is {value:g}, not a positive number")
+        return value
 
 
 def read_verifier_config(path: Path) -> VerifierConfig:
@@ -137,7 +111,8 @@ def read_verifier_config(path: Path) -> VerifierConfig:
     inner = _text_config(whole)
     # What a text config leaves out is said outside it, save for keys that mean the wrapper.
     outer = {key: value for key, value in whole.items() if key not in {"architectures", "model_type", *_TEXT_KEYS}}
-    text = {**outer, **{key: value for key, value in inner.items() if value is not None}} if inner else whole
+    stated = {key: value for key, value in inner.items() if value is not None or key not in outer}
+    text = {**outer, **stated} if inner else whole
     architectures = whole.get("architectures") or []
     if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
         raise BadInput(f"{file}: architectures is {architectures!r}, not a list of names")
@@ -149,6 +124,16 @@ def read_verifier_config(path: Path) -> VerifierConfig:
     assert hidden is not None
     assert layers is not None
     warnings: list[tuple[str, str]] = []
+    family = family_of(kinds)
+    if family is None:
+        warnings.append(
+            (
+                "unknown_family",
+                f"{file}: model_type {kinds[0] if kinds else None!r} is not known here: norm and logits are read by "
+                "the names of keys, and extraction compares them with the verifier's own",
+            )
+        )
+        family = UNKNOWN
     return VerifierConfig(
         file=file,
         text=text,
@@ -157,8 +142,8 @@ def read_verifier_config(path: Path) -> VerifierConfig:
         vocab_size=_number(file, text, "vocab_size"),
         hidden_size=hidden,
         num_hidden_layers=layers,
-        tied=_tied(file, whole, inner, kinds, warnings),
-        norm_gain_offset=1.0 if any(kind in GAIN_IS_ONE_PLUS_WEIGHT for kind in kinds) else 0.0,
+        tied=_tied(file, whole, inner, family, warnings),
+        family=family,
         warnings=warnings,
     )
 
@@ -187,10 +172,10 @@ def _tied(
     file: Path,
     whole: Mapping[str, Any],
     inner: Mapping[str, Any],
-    kinds: list[str],
+    family: Family,
     warnings: list[tuple[str, str]],
 ) -> bool | None:
-    """tie_word_embeddings; None: neither stated nor known of the family."""
+    """tie_word_embeddings; None: neither stated, or both, nor known of the family."""
     stated = {}
     for title, config in (("", whole), ("the text config's ", inner)):
         value = config.get("tie_word_embeddings")
@@ -206,4 +191,4 @@ def _tied(
         return None
     if stated:
         return next(iter(stated.values()))
-    return True if any(kind.startswith(TIED_UNLESS_SAID) for kind in kinds) else None
+    return family.tied

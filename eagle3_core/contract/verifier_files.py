@@ -15,7 +15,7 @@ from eagle3_core.contract import tensor_names
 from eagle3_core.contract.drafter_config import MLA
 from eagle3_core.contract.jsonfiles import read_json_object
 from eagle3_core.contract.tensor_names import EMBEDDING, FINAL_NORM, HEAD, Role
-from eagle3_core.contract.verifier_config import LAYER_NORM, VerifierConfig, read_verifier_config
+from eagle3_core.contract.verifier_config import VerifierConfig, read_verifier_config
 from eagle3_core.contract.weight_files import TensorLocation, WeightFiles, read_weight_files
 from eagle3_core.errors import BadInput
 
@@ -95,7 +95,7 @@ def read_verifier_files(path: Path) -> VerifierFiles:
     if not tied:
         _check_matrix(config, HEAD, head, vocab_size)
     heads, kv_heads, head_dim = _attention_sizes(config, weights, f"{prefix}." if prefix else "")
-    bos, eos = _special_tokens(config, path)
+    bos, eos = _special_tokens(config, path, vocab_size)
     return VerifierFiles(
         path=path,
         architectures=config.architectures,
@@ -108,7 +108,7 @@ def read_verifier_files(path: Path) -> VerifierFiles:
         num_key_value_heads=kv_heads,
         head_dim=head_dim,
         mla=_mla(config),
-        rms_norm_eps=_or_default(config, config.real("rms_norm_eps"), 1e-6, "rms_norm_eps"),
+        rms_norm_eps=_or_default(config, config.real("rms_norm_eps"), config.family.eps, "rms_norm_eps"),
         rope=config.rope(),
         max_position_embeddings=int(
             _or_default(config, config.number("max_position_embeddings"), 2048, "max_position_embeddings")
@@ -116,9 +116,9 @@ def read_verifier_files(path: Path) -> VerifierFiles:
         bos_token_id=bos,
         eos_token_ids=eos,
         tied=tied,
-        norm_gain_offset=config.norm_gain_offset,
+        norm_gain_offset=config.family.gain_offset,
         logit_scale=config.logit_scale(),
-        final_logit_softcapping=config.real("final_logit_softcapping"),
+        final_logit_softcapping=config.softcap(),
         embedding=embedding,
         head=head,
         final_norm=final_norm,
@@ -172,7 +172,8 @@ def _head(config: VerifierConfig, weights: WeightFiles, embedding: TensorLocatio
     if stored is None:
         if config.tied:
             return embedding, True
-        said = "says tie_word_embeddings: false" if config.tied is False else "does not say tie_word_embeddings: true"
+        stated = config.text.get("tie_word_embeddings") is False
+        said = "says tie_word_embeddings: false" if stated else "does not say tie_word_embeddings: true"
         where = weights.files[0] if len(weights.files) == 1 else f"{weights.path} ({len(weights.files)} files)"
         near = tensor_names.near_names(HEAD, weights.tensors)
         raise BadInput(
@@ -216,7 +217,7 @@ def _check_norm(config: VerifierConfig, weights: WeightFiles, norm: TensorLocati
     """An RMSNorm over hidden_size."""
     if norm.name.removesuffix(".weight") + ".bias" in weights.tensors:
         raise BadInput(f"{weights.path}: {norm.name} has a bias: a LayerNorm, and only RMSNorm verifiers are supported")
-    if config.model_type.startswith(LAYER_NORM):
+    if config.family.layer_norm:
         raise BadInput(
             f"{config.file}: model_type {config.model_type!r} has a LayerNorm before its head, and only RMSNorm "
             "verifiers are supported"
@@ -335,7 +336,7 @@ def _or_default(config: VerifierConfig, value: float | None, default: float, key
     return default
 
 
-def _special_tokens(config: VerifierConfig, path: Path) -> tuple[int | None, tuple[int, ...]]:
+def _special_tokens(config: VerifierConfig, path: Path, vocab_size: int) -> tuple[int | None, tuple[int, ...]]:
     """bos, and every eos id of config.json and generation_config.json: all of them end a text."""
     found: list[int] = []
     sources: list[tuple[Path, Any]] = [(config.file, config.text.get("eos_token_id"))]
@@ -347,6 +348,9 @@ def _special_tokens(config: VerifierConfig, path: Path) -> tuple[int | None, tup
         if not all(type(item) is int and item >= 0 for item in ids):
             raise BadInput(f"{file}: eos_token_id is {value!r}, neither a token id nor a list of them")
         found.extend(item for item in ids if item not in found)
+        if outside := [item for item in ids if item >= vocab_size]:
+            what = f"{file}: eos_token_id {outside} lies outside the vocabulary of {vocab_size}; no text ends with it"
+            config.warnings.append(("eos_outside_vocabulary", what))
     bos = config.text.get("bos_token_id")
     if isinstance(bos, list):
         bos = bos[0] if bos else None

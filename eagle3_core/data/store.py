@@ -141,7 +141,7 @@ class HiddenStateStore:
         """
         self.directory = directory
         self.index = read_index(directory)
-        self._files = [_open_shard(directory, shard, self.index.meta) for shard in self.index.shards]
+        self._files = [open_shard(directory, shard, self.index.meta) for shard in self.index.shards]
         self._rows = [(number, row) for number, shard in enumerate(self.index.shards) for row in shard.rows]
 
     @property
@@ -193,7 +193,12 @@ def _span(file: TensorFile, name: str, start: int, end: int) -> Tensor:
     return load_tensor(TensorLocation(name, file.path, part))
 
 
-def _open_shard(directory: Path, shard: ShardEntry, meta: StoreMeta) -> TensorFile:
+def open_shard(directory: Path, shard: ShardEntry, meta: StoreMeta) -> TensorFile:
+    """The header of a shard, if file, entry and `meta` agree; no state is read.
+
+    Raises:
+        BadData: they do not, or the file is missing or damaged.
+    """
     path = directory / shard.file
     if Path(shard.file).name != shard.file:
         raise BadData(f"{directory / INDEX} names the shard {shard.file!r}, which is not a plain file name")

@@ -94,7 +94,7 @@ def load_rows(location: TensorLocation, rows: Tensor) -> Tensor:
 class VerifierWeights:
     """What training takes from the verifier. All on the CPU, in the dtype of the file save the gain.
 
-    embedding: [V, H], padding rows beyond vocab_size cut off.
+    embedding: [V, H], padding rows beyond vocab_size cut off; [0, H] where it was not asked for.
     head: [R, H] rows of the head, R = V where no rows were asked for.
     norm_gain: float32 [H], what the final norm multiplies by (1 + weight already applied where the family does so).
     """
@@ -112,12 +112,15 @@ class VerifierWeights:
         return [str(location) for location in self.sources]
 
 
-def load_verifier_weights(files: VerifierFiles, rows: Tensor | None = None) -> VerifierWeights:
+def load_verifier_weights(
+    files: VerifierFiles, rows: Tensor | None = None, *, with_embedding: bool = True
+) -> VerifierWeights:
     """Embedding, head and final norm of a verifier.
 
     Args:
         files: where they are.
         rows: int64 [R], verifier token ids whose head rows are wanted; None: all of them.
+        with_embedding: whether the embedding is wanted.
 
     Raises:
         BadInput: a row outside the vocabulary.
@@ -125,12 +128,16 @@ def load_verifier_weights(files: VerifierFiles, rows: Tensor | None = None) -> V
     """
     if rows is not None and rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < files.vocab_size:
         raise BadInput(f"{files.path}: head rows outside the vocabulary of {files.vocab_size} were asked for")
-    embedding = load_tensor(files.embedding)[: files.vocab_size]
+    embedding = torch.empty(0, files.hidden_size)
+    if with_embedding:
+        embedding = load_tensor(files.embedding)[: files.vocab_size]
+    shared = files.tied and with_embedding
     if rows is not None:
-        head = embedding[rows] if files.tied else load_rows(files.head, rows)
+        head = embedding[rows] if shared else load_rows(files.head, rows)
     else:
-        head = embedding if files.tied else load_tensor(files.head)[: files.vocab_size]
-    sources = [files.embedding, files.final_norm] if files.tied else [files.embedding, files.head, files.final_norm]
+        head = embedding if shared else load_tensor(files.head)[: files.vocab_size]
+    sources = [files.embedding] if with_embedding else []
+    sources += [files.final_norm] if shared else [files.head, files.final_norm]
     return VerifierWeights(
         embedding=embedding,
         head=head,

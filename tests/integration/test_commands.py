@@ -5,6 +5,8 @@ import subprocess
 
 import pytest
 
+from tests import tiny
+
 
 @pytest.fixture(scope="module")
 def eyas(shared):
@@ -12,7 +14,7 @@ def eyas(shared):
 
     def run(*arguments, stdin=None):
         command = daemon.command(*arguments)
-        if arguments[0] != "checkpoint":
+        if arguments[0] not in ("checkpoint", "data"):
             command += ["--state", str(daemon.state)]
         return subprocess.run(command, capture_output=True, text=True, input=stdin, timeout=60, cwd=daemon.root)
 
@@ -52,6 +54,15 @@ def test_checkpoint_verify_needs_no_daemon(eyas, tmp_path):
     answer = eyas("checkpoint", "verify", str(tmp_path), "--json")
     assert answer.returncode == 3
     assert json.loads(answer.stdout)["verdict"] == "unreadable"
+
+
+def test_data_check_needs_no_daemon(eyas, tmp_path):
+    store = tiny.make_store(tmp_path / "store", tiny.make_verifier(tmp_path / "verifier"))
+    assert eyas("data", "check", str(store)).stdout.startswith("valid  ")
+    (store / "shard_00000.safetensors").write_bytes(b"")
+    answer = eyas("data", "check", str(store), "--level", "quick", "--json")
+    assert answer.returncode == 2
+    assert json.loads(answer.stdout)["findings"][0]["code"] == "truncated_file"
 
 
 def test_what_came_of_a_job_at_the_command_line(shared, eyas, tmp_path):

@@ -146,7 +146,7 @@ def check_targets(files: VerifierFiles, last: torch.Tensor, logits: torch.Tensor
     if any(code == "tied_head_differs" for code, _ in files.warnings):
         return  # which of two heads counts was said already, and transformers takes the other one
     rows = torch.arange(0, files.vocab_size, max(1, files.vocab_size // CHECKED_LOGITS))
-    head = make_target_head(load_verifier_weights(files, rows), "pre_norm", torch.device("cpu"))
+    head = make_target_head(load_verifier_weights(files, rows, with_embedding=False), "pre_norm", torch.device("cpu"))
     theirs = logits[:, rows.to(logits.device)].cpu().float()
     off = float((head(last.cpu()) - theirs).norm() / theirs.norm())
     if off >= TOLERANCE[last.dtype]:

@@ -126,15 +126,6 @@ def test_extract_refuses_what_another_tokenizer_prepared_and_rows_too_long(bench
     assert not list(bench.out.iterdir())
 
 
-def test_extract_refuses_a_verifier_whose_logits_are_made_in_another_way(bench: Bench) -> None:
-    prepared = prepare(bench)
-    config = bench.verifier / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"logits_scaling": 3.0}))
-    with pytest.raises(BadInput, match=r"do not give the logits of the verifier itself, they are 67% off"):
-        bench.run("extract", verifier=bench.verifier, prepared_dir=prepared, aux_layer_ids=(2, 4, 5))
-    assert not list(bench.out.iterdir())
-
-
 @pytest.mark.parametrize(
     "changes",
     [{"dtype": "bfloat16"}, {"val_ratio": 0.0}, {"ttt_steps": 16}, {"train_head": False}],

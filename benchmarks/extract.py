@@ -11,7 +11,6 @@ to loss and acceptance length is in fp8.py.
 import argparse
 import importlib
 import json
-import os
 import platform
 import shutil
 import statistics

@@ -10,6 +10,7 @@ speed of a disk changes a byte.
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Self
 
 import torch
@@ -23,9 +24,6 @@ from worker.states import StateReader
 
 Batch = list[int]
 """Numbers of the rows that run together."""
-
-IN_FLIGHT = 2
-"""Batches in memory: one runs, one is written."""
 
 
 def length_batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[Batch]:
@@ -80,6 +78,8 @@ class Extraction:
         self._dtype = dtype if meta.dtype == "float8_e4m3" else DTYPES[meta.dtype]
         on_gpu = reader.device.type == "cuda"
         self._copies = torch.Stream(device=reader.device) if on_gpu else None
+        # On a CPU the states of the batch before are written long before the first ones of a batch come.
+        self._buffers = 2 if on_gpu else 1
         self._thread = ThreadPoolExecutor(1, "shard-writer")
         self._written: deque[Future[None]] = deque()
         self._shard: ShardWriter | None = None
@@ -107,15 +107,19 @@ class Extraction:
         turns = [(number, batch, batches) for number, batches in shards.items() for batch in batches]
         most = max((self._tokens(batch) for _, batch, _ in turns), default=0)
         shape = (most, len(self._meta.layer_ids) + 1, self._meta.hidden_size)
-        buffers = [torch.empty(shape, dtype=self._dtype, device=self._reader.device) for _ in turns[:IN_FLIGHT]]
+        buffers = [torch.empty(shape, dtype=self._dtype, device=self._reader.device) for _ in range(self._buffers)]
         for turn, (number, batch, batches) in enumerate(turns):
-            self._wait(at_most=IN_FLIGHT - 1)
-            states = buffers[turn % IN_FLIGHT][: self._tokens(batch)]
-            self._reader.read([self._rows[row] for row in batch], batch, states)
+            place = partial(self._place, buffers[turn % self._buffers], self._tokens(batch))
+            states = self._reader.read([self._rows[row] for row in batch], batch, place)
             self._check(batch, states)
             self._hand_over(number, states, first=batch is batches[0], last=batch is batches[-1])
             on_batch(batch)
         self._wait(at_most=0)
+
+    def _place(self, buffer: Tensor, tokens: int) -> Tensor:
+        """Room for the states of a batch, once those that lie there are written."""
+        self._wait(at_most=self._buffers - 1)
+        return buffer[:tokens]
 
     def _tokens(self, batch: Batch) -> int:
         return sum(len(self._rows[row].token_ids_T) for row in batch)

@@ -3,7 +3,7 @@
 N tokens of a batch without its padding, L slots (aux states and the last one), H hidden.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 
@@ -40,9 +40,14 @@ class StateReader:
         assert isinstance(layers, nn.ModuleList) and layer_ids[-1] == len(layers)
         self._embedding = children["embed_tokens"]
         self._modules = [(slot, norm if k == len(layers) else layers[k]) for slot, k in enumerate(layer_ids)]
+        self._place: Callable[[], Tensor]
+        self._out: Tensor | None
+        self._kept: Tensor | None
+        self._passed: list[int]
+        self._ids_seen: list[Tensor]
 
     @torch.inference_mode()
-    def read(self, rows: Sequence[TokenRow], numbers: Sequence[int], out: Tensor) -> None:
+    def read(self, rows: Sequence[TokenRow], numbers: Sequence[int], place: Callable[[], Tensor]) -> Tensor:
         """One forward pass over rows padded on the right.
 
         No mask is given: causal attention keeps what lies behind a row's end out of it, and without one the fastest
@@ -51,7 +56,10 @@ class StateReader:
         Args:
             rows: the batch.
             numbers: of the rows in the prepared data, for messages.
-            out: float [N, L, H] on any device, filled with the states of all rows one behind the other.
+            place: where the states go, float [N, L, H] on any device; asked for when the first ones are there.
+
+        Returns:
+            What `place` gave, filled with the states of all rows one behind the other.
 
         Raises:
             BadData: the verifier embedded other tokens than it was given.
@@ -63,8 +71,9 @@ class StateReader:
         for slot, row in enumerate(rows):
             ids[slot, : lengths[slot]] = row.token_ids_T
         kept = (torch.arange(width) < torch.tensor(lengths)[:, None]).flatten()
-        self._places = None if bool(kept.all()) else kept.nonzero()[:, 0].to(out.device)
-        self._out, self._passed, self._ids_seen = out, list[int](), list[Tensor]()
+        self._kept = None if bool(kept.all()) else kept.nonzero()[:, 0].to(self.device)
+        self._place, self._out = place, None
+        self._passed, self._ids_seen = [], []
         with ExitStack() as hooks, suppress(_Enough):
             hooks.callback(self._embedding.register_forward_pre_hook(self._take_ids, with_kwargs=True).remove)
             for slot, module in self._modules:
@@ -78,6 +87,8 @@ class StateReader:
                 f"are {list(self._layer_ids)}: its layers do not follow each other as those of a decoder do"
             )
         self._check_ids(rows, numbers, ids)
+        assert self._out is not None
+        return self._out
 
     def _take_ids(self, _module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         value = args[0] if args else next(iter(kwargs.values()))
@@ -88,8 +99,10 @@ class StateReader:
         value = args[0] if args else kwargs["hidden_states"]
         assert isinstance(value, Tensor)
         states = value.reshape(-1, value.shape[-1])
-        if self._places is not None:
-            states = states.index_select(0, self._places.to(states.device))
+        if self._kept is not None:
+            states = states.index_select(0, self._kept.to(states.device))
+        if self._out is None:
+            self._out = self._place()
         self._out[:, slot].copy_(states)
         self._passed.append(slot)
         if slot == len(self._layer_ids) - 1:

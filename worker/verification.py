@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -91,8 +92,8 @@ class Recomputation:
     def _by_reader(self, row: StoredRow) -> list[_Pair]:
         """Beside what is captured when the row runs alone."""
         ours = torch.cat((row.aux_TAH, row.last_TH[:, None]), dim=1)
-        theirs = torch.empty(ours.shape, dtype=self._dtype, device=self._reader.device)
-        self._reader.read([TokenRow(row.token_ids_T, row.loss_mask_T, "")], [0], theirs)
+        place = partial(torch.empty, ours.shape, dtype=self._dtype, device=self._reader.device)
+        theirs = self._reader.read([TokenRow(row.token_ids_T, row.loss_mask_T, "")], [0], place)
         layers = (*self._meta.layer_ids, self._meta.last_layer_id)
         return [(layer, ours[:, slot], theirs[:, slot]) for slot, layer in enumerate(layers)]
 

@@ -99,9 +99,9 @@ class Extraction:
         """Rows of each batch that ran."""
         read = states.StateReader.read
 
-        def counted(reader: states.StateReader, rows: Any, numbers: Any, out: torch.Tensor) -> None:
+        def counted(reader: states.StateReader, rows: Any, numbers: Any, place: Any) -> torch.Tensor:
             self.passes += numbers
-            read(reader, rows, numbers, out)
+            return read(reader, rows, numbers, place)
 
         patch.setattr(states.StateReader, "read", counted)
 

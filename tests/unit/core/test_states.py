@@ -39,6 +39,12 @@ def rows(*lengths: int) -> list[TokenRow]:
     return [TokenRow(row, torch.ones(len(row), dtype=torch.bool), "p") for row in ids]
 
 
+def read(model: nn.Module, batch: list[TokenRow]) -> torch.Tensor:
+    """[N, L, H] by way of a reader."""
+    shape = (sum(len(row.token_ids_T) for row in batch), len(LAYERS), tiny.HIDDEN)
+    return StateReader(model, LAYERS, CPU).read(batch, range(len(batch)), lambda: torch.full(shape, torch.nan))
+
+
 def wanted_states(model: nn.Module, row: TokenRow) -> torch.Tensor:
     """[T, L, H] of one row alone."""
     with torch.inference_mode(), capture_states(model, LAYERS) as found:
@@ -49,8 +55,7 @@ def wanted_states(model: nn.Module, row: TokenRow) -> torch.Tensor:
 def test_states_of_a_padded_batch_are_those_of_each_row_alone(verifier: Path) -> None:
     model = load_model(verifier, CPU, torch.float32)
     batch = rows(40, 17, 3, 40)
-    out = torch.full((100, len(LAYERS), tiny.HIDDEN), torch.nan)
-    StateReader(model, LAYERS, CPU).read(batch, range(4), out)
+    out = read(model, batch)
     alone = torch.cat([wanted_states(model, row) for row in batch])
     assert torch.allclose(out, alone, atol=1e-5)
 
@@ -60,7 +65,7 @@ def test_neither_norm_nor_head_is_run_and_no_hook_is_left(verifier: Path) -> Non
     ran: list[str] = []
     for name in ("model.norm", "lm_head"):
         model.get_submodule(name).register_forward_hook(lambda *_, name=name: ran.append(name))
-    StateReader(model, LAYERS, CPU).read(rows(9), [0], torch.empty(9, len(LAYERS), tiny.HIDDEN))
+    read(model, rows(9))
     assert ran == []
     model(input_ids=torch.zeros(1, 3, dtype=torch.int64))
     assert ran == ["model.norm", "lm_head"]
@@ -73,10 +78,8 @@ def test_layers_that_accelerate_loads_when_they_run_give_the_same(verifier: Path
     wanted = wanted_states(model, row)
     spread = accelerate.cpu_offload(load_model(verifier, CPU, torch.float32), CPU)
     assert next(spread.get_submodule("model.layers.3").parameters()).device.type == "meta"
-    out = torch.empty(21, len(LAYERS), tiny.HIDDEN)
     for _ in range(2):
-        StateReader(spread, LAYERS, CPU).read([row], [0], out)
-        assert torch.equal(out, wanted)
+        assert torch.equal(read(spread, [row]), wanted)
 
 
 def test_a_verifier_spread_by_device_map_extracts_the_same(bench: Bench) -> None:
@@ -151,9 +154,8 @@ class OneLayerOn(StateReader):
 class RowsTurned(StateReader):
     """Takes the last row for the first."""
 
-    def read(self, rows: Any, numbers: Any, out: torch.Tensor) -> None:
-        super().read(rows, numbers, out)
-        out.copy_(out.roll(9, 0))
+    def read(self, rows: Any, numbers: Any, place: Any) -> torch.Tensor:
+        return super().read(rows, numbers, place).roll(9, 0)
 
 
 @pytest.mark.parametrize(("reader", "layer"), [(OneLayerOn, 2), (RowsTurned, 2)])
@@ -206,10 +208,9 @@ def test_a_verifier_without_a_list_of_states_is_compared_row_by_row(
     assert bench.run("extract", **order).data["verified"]["way"] == "row alone"
     read = states.StateReader.read
 
-    def batches_turned(reader: StateReader, rows: Any, numbers: Any, out: torch.Tensor) -> None:
-        read(reader, rows, numbers, out)
-        if len(rows) > 1:
-            out.copy_(out.roll(9, 0))
+    def batches_turned(reader: StateReader, rows: Any, numbers: Any, place: Any) -> torch.Tensor:
+        found = read(reader, rows, numbers, place)
+        return found if len(rows) == 1 else found.roll(9, 0)
 
     monkeypatch.setattr(StateReader, "read", batches_turned)
     with pytest.raises(BadData, match=r"states of layer 2 are \d.*% off"):

@@ -4,21 +4,23 @@
     bare     the decoder over the same batches, nothing kept, no head
     naive    the same with output_hidden_states=True and a file per sample, no head either
 
-Each in a process of its own, in turn. Memory is the largest resident set after the model was loaded. What float8_e4m3 does
-to loss and acceptance length is in fp8.py.
+Each in a process of its own, in turn. Memory is the largest resident set once the model is loaded and its weights are
+touched. What float8_e4m3 does to loss and acceptance length: fp8.py.
 """
 
 import argparse
+import contextlib
 import importlib
 import json
+import os
 import platform
 import shutil
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +29,12 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
-from eagle3_core.contract.events import EventWriter
-from eagle3_core.contract.params import ExtractParams
+from benchmarks.fp8 import effect
+from benchmarks.stages import run_stage
 from eagle3_core.contract.prepared_files import PreparedManifest
-from eagle3_core.contract.store_files import read_index
 from eagle3_core.contract.verifier_files import tokenizer_fingerprint
 from eagle3_core.data.conversations import TokenRow
 from eagle3_core.data.prepared import load_prepared, save_manifest, save_rows
-from worker.context import StageContext
 from worker.extraction import length_batches
 from worker.hugging_face import backbone, load_model
 from worker.stages import extract
@@ -100,37 +100,23 @@ def ours(verifier: Path, prepared: Path, out: Path) -> dict[str, float]:
         loaded["rss"] = forget_peak()
 
     extract.check_logits = check_and_look
-    params = ExtractParams(
-        verifier=str(verifier),
-        prepared_dir=str(prepared),
+    result, events = run_stage(
+        "extract",
+        out / "job",
+        verifier=verifier,
+        prepared_dir=prepared,
         aux_layer_ids=LAYERS[:-1],
         batch_tokens=BATCH_TOKENS,
         device="cpu",
     )
-    events = EventWriter(out / "events.jsonl")
-    (out / "store").mkdir()
-    with stage_output_aside():
-        result = extract.run(StageContext("bench", params, out / "store", events, out / "control"))
     peak = kilobytes("VmHWM") * 1024
-    events.close()
-    told = [json.loads(line) for line in (out / "events.jsonl").read_bytes().splitlines()]
-    times = {event["phase"]: event["boottime_s"] for event in told if event["type"] == "phase"}
+    times = {event["phase"]: event["boottime_s"] for event in events if event["type"] == "phase"}
     return {
         "seconds": times["verifying"] - times["extracting"],
         "loaded": loaded["rss"],
         "peak": peak,
         "bytes_per_token": result.data["bytes"] / result.data["tokens"],
     }
-
-
-@contextmanager
-def stage_output_aside() -> Iterator[None]:
-    """What a stage prints goes to standard error."""
-    kept, sys.stdout = sys.stdout, sys.stderr
-    try:
-        yield
-    finally:
-        sys.stdout = kept
 
 
 def others(variant: str, verifier: Path, prepared: Path, out: Path) -> dict[str, float]:
@@ -170,34 +156,73 @@ def measure(variant: str, verifier: Path) -> dict[str, float]:
     out.mkdir()
     command = [sys.executable, "-P", "-m", "benchmarks.extract", "--variant", variant, "--verifier", str(verifier)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    shutil.rmtree(out)
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def speeds(verifier: Path, rounds: int, tokens: int) -> dict[str, Any]:
+    prepared = PLACE / "prepared"
+    prepared.mkdir(parents=True, exist_ok=True)
+    make_rows(verifier, prepared, tokens)
+    tokens = load_prepared(prepared)[0].tokens
+    found: dict[str, list[dict[str, float]]] = {variant: [] for variant in VARIANTS}
+    for _ in range(rounds):
+        for variant, runs in found.items():
+            runs.append(measure(variant, verifier))
+            print(variant, runs[-1], file=sys.stderr)
+    bare, ours, naive = (
+        {key: statistics.median(run[key] for run in found[variant]) for key in found[variant][0]}
+        for variant in VARIANTS
+    )
+    return {
+        "tokens_per_s": round(tokens / ours["seconds"], 1),
+        "ratio_to_bare_forward": ratio(found, "bare", lambda run: 1 / run["seconds"]),
+        "memory_ratio_to_bare_forward": round(ours["peak"] / bare["peak"], 3),
+        "ratio_to_output_hidden_states": ratio(found, "naive", lambda run: 1 / run["seconds"]),
+        "memory_ratio_to_output_hidden_states": ratio(found, "naive", lambda run: run["peak"] - run["loaded"]),
+        "bytes_per_token": round(ours["bytes_per_token"], 1),
+        "peak_rss_mb": {
+            name: round(run["peak"] / 1e6, 1) for name, run in zip(VARIANTS, (bare, ours, naive), strict=True)
+        },
+        "over_loaded_mb": {
+            name: round((run["peak"] - run["loaded"]) / 1e6, 1)
+            for name, run in zip(VARIANTS, (bare, ours, naive), strict=True)
+        },
+        "tokens": tokens,
+        "seconds": {variant: [round(run["seconds"], 2) for run in runs] for variant, runs in found.items()},
+    }
+
+
+def ratio(found: dict[str, list[dict[str, float]]], other: str, of: Callable[[dict[str, float]], float]) -> float:
+    """Ours over another's, each pair of the same round; the median."""
+    pairs = zip(found["ours"], found[other], strict=True)
+    return round(statistics.median(of(ours) / of(theirs) for ours, theirs in pairs), 3)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--tokens", type=int, default=24_000)
+    parser.add_argument("--tokens", type=int, default=24_000, help="of the rows whose extraction is timed")
+    parser.add_argument("--prompts", type=int, default=192, help="whose answers the drafters are trained on")
+    parser.add_argument("--epochs", type=int, default=4, help="of each drafter")
     parser.add_argument("--verifier", type=Path, default=ROOT / ".demo" / "verifier")
-    parser.add_argument("--variant", choices=VARIANTS)
+    parser.add_argument("--variant", choices=VARIANTS, help="one of them alone, for a run that this one starts")
     chosen = parser.parse_args()
-    prepared = PLACE / "prepared"
     if chosen.variant:
-        run = ours if chosen.variant == "ours" else lambda *given: others(chosen.variant, *given)
-        print(json.dumps(run(chosen.verifier, prepared, PLACE / "out")))
+        run = ours if chosen.variant == "ours" else partial(others, chosen.variant)
+        print(json.dumps(run(chosen.verifier, PLACE / "prepared", PLACE / "out")))
         return
     demo("verifier").fetch_verifier(chosen.verifier)
-    prepared.mkdir(parents=True, exist_ok=True)
-    make_rows(chosen.verifier, prepared, chosen.tokens)
-    tokens = load_prepared(prepared)[0].tokens
-    found: dict[str, list[dict[str, float]]] = {variant: [] for variant in VARIANTS}
-    for _ in range(chosen.rounds):
-        for variant, runs in found.items():
-            runs.append(measure(variant, chosen.verifier))
-            print(variant, runs[-1], file=sys.stderr)
-    middle = {
-        variant: {key: statistics.median(run[key] for run in runs) for key in runs[0]} for variant, runs in found.items()
-    }
-    print(json.dumps(summary(middle, tokens)))
+    found = speeds(chosen.verifier, chosen.rounds, chosen.tokens)
+    prompts = (ROOT / "examples" / "demo" / "prompts_train.txt").read_text().splitlines()[: chosen.prompts]
+    shutil.rmtree(PLACE / "fp8", ignore_errors=True)
+    found["fp8"] = effect(chosen.verifier, prompts, chosen.epochs, PLACE / "fp8", demo("sample").sample_responses)
+    shutil.rmtree(PLACE / "fp8")
+    with contextlib.suppress(OSError):
+        found["load_average"] = os.getloadavg()
+    modules = (torch, transformers, safetensors)
+    found["versions"] = {"python": platform.python_version(), **{each.__name__: each.__version__ for each in modules}}
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

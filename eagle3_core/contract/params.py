@@ -115,7 +115,8 @@ class ExtractParams(VerifierParams):
     shard_mb: int = Field(256, ge=1, description="MB per shard file, about")
     device: Device = "auto"
     device_map: Literal["auto", "balanced", "balanced_low_0", "sequential"] | None = Field(
-        None, description="spread the verifier over all GPUs of the job, as accelerate does; default: one device"
+        None,
+        description="spread the verifier over all GPUs of the job (`gpus`), as accelerate does; default: one device",
     )
     dtype: Literal["float32", "bfloat16"] = Field("bfloat16", description="of the verifier's forward pass")
     store_dtype: Literal["float32", "bfloat16", "float8_e4m3"] = Field(

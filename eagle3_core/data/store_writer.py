@@ -9,7 +9,7 @@ become index.json: a store is finished once that is there, and a shard that no l
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from itertools import accumulate
 from math import prod
@@ -187,15 +187,22 @@ class StoreWriter:
 class UnfinishedStore:
     """A store of rows that are all known, some shards of which may be there already. One writer at a time."""
 
-    def __init__(self, directory: Path, meta: StoreMeta, plan: Sequence[Sequence[NumberedRow]]) -> None:
-        """See what is there.
+    def __init__(
+        self,
+        directory: Path,
+        meta: StoreMeta,
+        plan: Sequence[Sequence[NumberedRow]],
+        on_shard: Callable[[], None] = lambda: None,
+    ) -> None:
+        """See what is there, by every byte of it.
 
         Args:
             directory: of the store.
             meta: what its states are.
             plan: the rows of each shard, in order.
+            on_shard: called before each shard that is looked at; what it raises ends this.
         """
-        self._directory, self._meta, self._plan = directory, meta, plan
+        self._directory, self._meta, self._plan, self._on_shard = directory, meta, plan, on_shard
         self._journal = directory / UNFINISHED
         self.redone: list[str] = []
         """Why shards that were there do not count."""
@@ -258,6 +265,7 @@ class UnfinishedStore:
             if number is None or shard.rows != row_entries(self._plan[number]):
                 self.redone.append(f"{self._directory / shard.file} holds other rows than are to be extracted now")
                 continue
+            self._on_shard()
             try:
                 self._check(shard, self._plan[number])
             except (BadData, OSError) as error:

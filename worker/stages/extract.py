@@ -46,9 +46,9 @@ def run(context: StageContext) -> StageResult:
     per_token = _report(context, meta, manifest.tokens, len(rows))
     lengths = [len(row.token_ids_T) for row in rows]
     plan = plan_shards(lengths, params.batch_tokens, params.shard_mb * 1_000_000 // per_token)
-    store = UnfinishedStore(
-        context.output_dir, meta, [[(n, rows[n]) for batch in shard for n in batch] for shard in plan]
-    )
+    context.phase("checking")
+    planned = [[(row, rows[row]) for batch in shard for row in batch] for shard in plan]
+    store = UnfinishedStore(context.output_dir, meta, planned, context.check_stop)
     _report_what_is_there(context, store, len(plan))
     context.phase("loading")
     device = pick_device(params.device)
@@ -56,6 +56,7 @@ def run(context: StageContext) -> StageResult:
         report_code(context, Path(params.verifier))
     dtype = DTYPES[params.dtype]
     model = load_model(Path(params.verifier), device, dtype, params.allow_remote_code, params.device_map)
+    _warn_of_offloading(context, model, device)
     check_logits(files, model, rows[plan[0][0][0]].token_ids_T.to(device))
     reader = StateReader(model, (*meta.layer_ids, meta.last_layer_id), device)
     again = Recomputation(model, reader, meta, params.dtype)
@@ -115,6 +116,18 @@ def _report_what_is_there(context: StageContext, store: UnfinishedStore, shards:
         context.warn("shard_redone", why)
     if there := shards - len(store.missing):
         context.report("resumed", f"{there} of {shards} shards are there", shards=shards, shards_there=there)
+
+
+def _warn_of_offloading(context: StageContext, model: torch.nn.Module, device: torch.device) -> None:
+    """Layers that device_map left in main memory or on disk are brought over for each batch."""
+    places: dict[str, object] = getattr(model, "hf_device_map", {})
+    off = [name for name, place in places.items() if place in ("cpu", "disk")]
+    if off and device.type == "cuda":
+        context.warn(
+            "verifier_offloaded",
+            f"{len(off)} of {len(places)} parts of the verifier find no room on the job's GPUs and are brought over "
+            f"for each batch, which is slow: {', '.join(off[:3])}; ask for more gpus",
+        )
 
 
 def _finish(

@@ -167,16 +167,16 @@ def test_rows_computed_once_more_show_states_of_another_layer_or_row(
     result = bench.run("extract", **order, verify_rows=5)
     verified = result.data["verified"]
     assert (verified["rows"], verified["way"]) == (5, "row alone, output_hidden_states")
-    assert verified["worst"] < verified["tolerance"] == 0.03
+    assert verified["worst"] < verified["tolerance"] == 0.05
     assert [event["phase"] for event in bench.events("phase")][-1] == "verifying"
     monkeypatch.setattr(extract, "StateReader", reader)
-    with pytest.raises(BadData, match=rf"row \d+: the states of layer {layer} are \d.*% off.*3.00% are allowed"):
+    with pytest.raises(BadData, match=rf"row \d+: the states of layer {layer} are \d.*% off.*5.00% are allowed"):
         bench.run("extract", **order)
     assert not (bench.out / "index.json").exists()
     assert bench.run("extract", **order, verify_rows=0).data["verified"] is None
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-4), ("bfloat16", 0.03)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-4), ("bfloat16", 0.05)])
 @pytest.mark.parametrize("store_dtype", ["float32", "bfloat16", "float8_e4m3"])
 def test_every_pair_of_dtypes_agrees_with_itself(bench: Bench, dtype: str, tolerance: float, store_dtype: str) -> None:
     result = bench.run(

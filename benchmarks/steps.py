@@ -16,7 +16,9 @@ import torch
 from eagle3_core.checkpoint.judge import judge
 from eagle3_core.contract.drafter_config import DrafterConfig
 from eagle3_core.contract.params import TrainParams
-from eagle3_core.data.store import HiddenStateStore, StoreMeta, StoreWriter
+from eagle3_core.contract.store_files import StoreMeta
+from eagle3_core.data.store import HiddenStateStore
+from eagle3_core.data.store_writer import StoreWriter
 from eagle3_core.model.drafter import Eagle3Drafter
 from eagle3_core.training.setup import make_target_head
 from eagle3_core.training.trainer import Trainer

@@ -11,7 +11,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from eagle3_core.contract.store_files import StoreMeta
 from eagle3_core.contract.verifier_files import config_fingerprint, read_verifier_files, tokenizer_fingerprint
-from eagle3_core.data.store import HiddenStateStore, StoreWriter
+from eagle3_core.data.store import HiddenStateStore
+from eagle3_core.data.store_writer import StoreWriter
 from eagle3_core.model.vocab_map import build_vocab_map, save_vocab_map
 
 HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 32, 64, 8, 4, 2, 8

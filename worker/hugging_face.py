@@ -96,8 +96,21 @@ class HuggingFaceTokenizer:
         return frozenset() if eos is None else frozenset({eos})
 
 
-def load_model(directory: Path, device: torch.device, dtype: torch.dtype, allow_remote_code: bool = False) -> nn.Module:
+def load_model(
+    directory: Path,
+    device: torch.device,
+    dtype: torch.dtype,
+    allow_remote_code: bool = False,
+    device_map: str | None = None,
+) -> nn.Module:
     """A verifier in evaluation mode, on its device. Of a multi-modal one all of it is loaded; only text is run.
+
+    Args:
+        directory: of the verifier.
+        device: where it is put, all of it.
+        dtype: of its weights.
+        allow_remote_code: whether code of its own may be run.
+        device_map: how accelerate spreads it over all GPUs instead; its layers bring their inputs over by themselves.
 
     Raises:
         BadInput: transformers cannot build it without running code of its own, or tensors are missing.
@@ -117,6 +130,7 @@ def load_model(directory: Path, device: torch.device, dtype: torch.dtype, allow_
             trust_remote_code=allow_remote_code,
             output_loading_info=True,
             ignore_mismatched_sizes=True,
+            device_map=device_map,
         )
     except (OSError, ValueError, KeyError) as error:
         refuse_code(directory, MODEL_CONFIGS, allow_remote_code)
@@ -126,7 +140,7 @@ def load_model(directory: Path, device: torch.device, dtype: torch.dtype, allow_
     misfits = [f"{name} is {list(found)}, not {list(wanted)}" for name, found, wanted in info["mismatched_keys"]]
     if wrong := sorted([*(f"{name} is missing" for name in info["missing_keys"]), *misfits]):
         raise BadInput(f"{directory}: {len(wrong)} tensors of the verifier do not fit: {'; '.join(wrong[:4])}")
-    return model.to(device).eval().requires_grad_(False)
+    return (model if device_map else model.to(device)).eval().requires_grad_(False)
 
 
 def _model_config(directory: Path, allow_remote_code: bool) -> Any:

@@ -10,9 +10,10 @@ INTERVAL_S = 1.0
 class Progress:
     """Counts steps of one loop and reports them. The remaining time is from the pace since the loop began."""
 
-    def __init__(self, context: StageContext, steps: int, unit: str) -> None:
+    def __init__(self, context: StageContext, steps: int, unit: str, done: int = 0) -> None:
+        """Begin, with `done` of the steps made by an earlier attempt."""
         self._context, self._steps, self._unit = context, steps, unit
-        self.done = 0
+        self.done = self._before = done
         self._tokens = 0
         self._start = self._reported = time.monotonic()
 
@@ -26,7 +27,7 @@ class Progress:
         self._reported = now
         elapsed = max(now - self._start, 1e-9)
         rate = self._tokens / elapsed if self._tokens else None
-        eta = elapsed / self.done * (self._steps - self.done)
+        eta = elapsed / (self.done - self._before) * (self._steps - self.done)
         speed = f", {rate:.0f} tokens/s" if rate else ""
         print(f"{self.done}/{self._steps} {self._unit}{speed}, {eta:.0f} s left", flush=True)
         self._context.events.write(

@@ -114,8 +114,19 @@ class ExtractParams(VerifierParams):
     batch_tokens: int = Field(4096, ge=1, description="tokens per forward pass, padding included")
     shard_mb: int = Field(256, ge=1, description="MB per shard file, about")
     device: Device = "auto"
+    device_map: Literal["auto", "balanced", "balanced_low_0", "sequential"] | None = Field(
+        None,
+        description="spread the verifier over all GPUs of the job (`gpus`), as accelerate does; default: one device",
+    )
     dtype: Literal["float32", "bfloat16"] = Field("bfloat16", description="of the verifier's forward pass")
-    store_dtype: Literal["float32", "bfloat16"] = Field("bfloat16", description="of the stored states")
+    store_dtype: Literal["float32", "bfloat16", "float8_e4m3"] = Field(
+        "bfloat16", description="of the stored states; float8_e4m3 takes half the room of bfloat16"
+    )
+    verify_rows: int = Field(
+        4,
+        ge=0,
+        description="rows whose states are computed once more, each row alone and without capturing, and compared",
+    )
 
 
 class TrainParams(StageParams):

@@ -10,13 +10,19 @@ from eagle3_core.errors import BadData
 
 INDEX = "index.json"
 
+UNFINISHED = "unfinished.jsonl"
+"""Until the index is there, what it will say: its `meta` in the first line, then a line for each whole shard."""
+
 
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class StoreMeta(_Frozen):
-    """What the states of a store are. `layer_ids` are aux ids, id k being the state entering layer k."""
+    """What the states of a store are. `layer_ids` are aux ids, id k being the state entering layer k.
+
+    `float8_e4m3` states are bytes and a power of two for each token and layer; see data/fp8.py.
+    """
 
     verifier: str
     config_fingerprint: str
@@ -28,7 +34,13 @@ class StoreMeta(_Frozen):
     layer_id_convention: Literal["entering"] = "entering"
     last_layer_id: int
     last_state: Literal["pre_norm", "post_norm"] = "pre_norm"
-    dtype: Literal["float32", "bfloat16"]
+    dtype: Literal["float32", "bfloat16", "float8_e4m3"]
+
+    def contradiction(self, other: "StoreMeta") -> str | None:
+        """How states of `other` differ in meaning from these, or None. Where a verifier lies means nothing."""
+        mine, theirs = dict(self), dict(other)
+        differing = [name for name in mine if name != "verifier" and mine[name] != theirs[name]]
+        return "; ".join(f"{name} {theirs[name]!r} instead of {mine[name]!r}" for name in differing) or None
 
 
 class RowEntry(_Frozen):
@@ -41,11 +53,12 @@ class RowEntry(_Frozen):
 
 
 class ShardEntry(_Frozen):
-    """One shard file."""
+    """One shard file. Version 1 noted a sha256."""
 
     file: str
     bytes: int
-    sha256: str
+    blake3: str | None = None
+    sha256: str | None = None
     rows: tuple[RowEntry, ...]
 
 
@@ -53,7 +66,7 @@ class StoreIndex(_Frozen):
     """index.json."""
 
     format: Literal["eyas-hidden-states"] = "eyas-hidden-states"
-    schema_version: Literal[1] = 1
+    schema_version: Literal[1, 2] = 2
     meta: StoreMeta
     shards: tuple[ShardEntry, ...] = Field(min_length=1)
 

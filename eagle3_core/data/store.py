@@ -1,8 +1,9 @@
-"""The hidden-state store: safetensors shards and an index that says what they hold.
+"""The hidden-state store: safetensors shards and an index that says what they hold. Written by store_writer.py.
 
     <store>/
       index.json               what the states are, and where each row lies; written last
-      shard_00000.safetensors  token_ids int64 [n], loss_mask bool [n], hidden_states [n, A + 1, H]
+      shard_00000.safetensors  token_ids int64 [n], hidden_states [n, A + 1, H], loss_mask bool [n], and for float8_e4m3
+                               states scales float32 [n, A + 1] (fp8.py); its metadata holds what the states are as well
 
 n tokens of all rows of a shard one behind the other, A aux states in the order of `layer_ids`, then the last state.
 A row or a slice of one is read by its bytes alone.
@@ -14,17 +15,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import save
+from blake3 import blake3
+from pydantic import ValidationError
 from torch import Tensor
 
 from eagle3_core.contract.headers import TensorFile, TensorInfo, read_header
-from eagle3_core.contract.jobdir import write_whole
 from eagle3_core.contract.store_files import INDEX, RowEntry, ShardEntry, StoreIndex, StoreMeta, read_index
 from eagle3_core.contract.weight_files import TensorLocation
+from eagle3_core.data.fp8 import FP8, dequantise
 from eagle3_core.errors import BadData, UnreadableFile
 from eagle3_core.verifier.tensors import load_tensor
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float8_e4m3": FP8}
+KINDS = {"float32": "F32", "bfloat16": "BF16", "float8_e4m3": "F8_E4M3"}
+"""What safetensors calls each."""
+
+META_KEY = "eyas_states"
+"""Where the metadata of a shard's header holds its StoreMeta."""
+
+_PIECE_BYTES = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -38,64 +47,36 @@ class StoredRow:
     last_TH: Tensor
 
 
-class StoreWriter:
-    """Collects rows into shards; the index appears when all is on disk."""
+def check_tokens(asked_T: Tensor, seen_T: Tensor, where: str) -> None:
+    """Refuse states that were made for other tokens than the row holds.
 
-    def __init__(self, directory: Path, meta: StoreMeta, shard_bytes: int) -> None:
-        self._directory, self._meta, self._shard_bytes = directory, meta, shard_bytes
-        self._pending: list[tuple[RowEntry, StoredRow]] = []
-        self._pending_bytes = 0
-        self._shards: list[ShardEntry] = []
+    Args:
+        asked_T: int64 [T], the row's.
+        seen_T: int64 [T'], what the states were made for.
+        where: names the row.
 
-    def add(self, row: int, prompt: str, token_ids_T: Tensor, loss_mask_T: Tensor, states_TLH: Tensor) -> None:
-        """Take one row; states_TLH is [T, A + 1, H], aux states in order, the last state behind them.
-
-        Raises:
-            BadData: the states have another shape, are not finite, or are all zero in a slot.
-        """
-        check_states(states_TLH, len(token_ids_T), self._meta, f"row {row}")
-        states = states_TLH.to(DTYPES[self._meta.dtype])
-        entry = RowEntry(row=row, start=0, length=len(token_ids_T), prompt=prompt)
-        self._pending.append((entry, StoredRow(f"row {row}", token_ids_T, loss_mask_T, states[:, :-1], states[:, -1])))
-        self._pending_bytes += states.numel() * states.element_size()
-        if self._pending_bytes >= self._shard_bytes:
-            self._flush()
-
-    def finish(self) -> StoreIndex:
-        """Write what is left and the index.
-
-        Raises:
-            BadData: no row was added.
-        """
-        if self._pending:
-            self._flush()
-        if not self._shards:
-            raise BadData("no row was extracted: the prepared data is empty")
-        index = StoreIndex(meta=self._meta, shards=tuple(self._shards))
-        write_whole(self._directory / INDEX, index.model_dump_json(indent=1).encode())
-        return index
-
-    def _flush(self) -> None:
-        rows = [row for _, row in self._pending]
-        states = [torch.cat((row.aux_TAH, row.last_TH[:, None]), dim=1) for row in rows]
-        data = save(
-            {
-                "token_ids": torch.cat([row.token_ids_T for row in rows]).to(torch.int64),
-                "loss_mask": torch.cat([row.loss_mask_T for row in rows]).to(torch.bool),
-                "hidden_states": torch.cat(states).contiguous(),
-            },
-            metadata={"format": "pt"},
+    Raises:
+        BadData: names both lengths, or the first position where they differ.
+    """
+    if len(asked_T) != len(seen_T):
+        raise BadData(f"{where}: states of {len(seen_T)} tokens, the row has {len(asked_T)}; extract the row again")
+    differing = (asked_T != seen_T).nonzero()[:, 0].tolist()
+    if differing:
+        first = differing[0]
+        raise BadData(
+            f"{where}: the states are those of another text: token {first} is {int(seen_T[first])}, the row has "
+            f"{int(asked_T[first])} there; {len(differing)} of {len(asked_T)} differ; extract the row again"
         )
-        name = f"shard_{len(self._shards):05d}.safetensors"
-        write_whole(self._directory / name, data)
-        entries, start = [], 0
-        for entry, _ in self._pending:
-            entries.append(entry.model_copy(update={"start": start}))
-            start += entry.length
-        self._shards.append(
-            ShardEntry(file=name, bytes=len(data), sha256=hashlib.sha256(data).hexdigest(), rows=tuple(entries))
-        )
-        self._pending, self._pending_bytes = [], 0
+
+
+def suspicious(states_NLH: Tensor) -> bool:
+    """Whether `check_states` would find something among these states, or might; costs one pass over them.
+
+    Args:
+        states_NLH: float [n, L, H].
+    """
+    low, high = torch.aminmax(states_NLH)
+    return not bool(torch.isfinite(low) & torch.isfinite(high)) or bool((states_NLH[..., 0] == 0).any())
 
 
 def check_states(states_TLH: Tensor, length: int, meta: StoreMeta, where: str) -> None:
@@ -112,35 +93,40 @@ def check_states(states_TLH: Tensor, length: int, meta: StoreMeta, where: str) -
             f"{where}: hidden states of shape {list(states_TLH.shape)}, expected "
             f"[{length}, {len(slots)}, {meta.hidden_size}]"
         )
-    for slot, name in enumerate(slots):
-        part = states_TLH[:, slot]
-        low, high = torch.aminmax(part)
-        if not (torch.isfinite(low) and torch.isfinite(high)):
-            nan, inf = int(part.isnan().sum()), int(part.isinf().sum())
-            raise BadData(f"{where}: {nan} NaN and {inf} Inf among the states of {name}; extract the row again")
-        if low == 0 and high == 0:
-            raise BadData(f"{where}: the states of {name} are all zero; the verifier did not fill them")
-        # Only the embedding of an unused token may be zero.
-        empty = (part[:, 0] == 0).nonzero()[:, 0] if slot or meta.layer_ids[0] else part.new_empty(0, dtype=torch.int64)
-        empty = empty[(part[empty] == 0).all(dim=1)]
-        if len(empty):
-            raise BadData(
-                f"{where}: the states of {name} are all zero at {len(empty)} of {length} tokens, the first is token "
-                f"{int(empty[0])}; the verifier did not fill them, extract the row again"
-            )
+    if suspicious(states_TLH):
+        for slot, name in enumerate(slots):
+            _check_slot(states_TLH[:, slot], name, f"{where}: ", may_be_zero=not slot and not meta.layer_ids[0])
+
+
+def _check_slot(states_TH: Tensor, name: str, where: str, may_be_zero: bool) -> None:
+    if not bool(states_TH.isfinite().all()):
+        nan, inf = int(states_TH.isnan().sum()), int(states_TH.isinf().sum())
+        raise BadData(f"{where}{nan} NaN and {inf} Inf among the states of {name}; extract the row again")
+    empty = (states_TH == 0).all(dim=1).nonzero()[:, 0].tolist()
+    if len(empty) == len(states_TH):
+        raise BadData(f"{where}the states of {name} are all zero; the verifier did not fill them")
+    if empty and not may_be_zero:  # only the embedding of an unused token is
+        raise BadData(
+            f"{where}the states of {name} are all zero at {len(empty)} of {len(states_TH)} tokens, the first is token "
+            f"{empty[0]}; the verifier did not fill them, extract the row again"
+        )
 
 
 class HiddenStateStore:
     """A finished store, opened for reading. Rows are numbered 0 .. len - 1 in the order they were written."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, index: StoreIndex | None = None) -> None:
         """Open and check index, shard sizes and shard headers; the states themselves are checked when read.
+
+        Args:
+            directory: the store.
+            index: what index.json would say of one that is not finished.
 
         Raises:
             BadData: index or shards are missing, damaged or contradict each other.
         """
         self.directory = directory
-        self.index = read_index(directory)
+        self.index = index or read_index(directory)
         self._files = [open_shard(directory, shard, self.index.meta) for shard in self.index.shards]
         self._rows = [(number, row) for number, shard in enumerate(self.index.shards) for row in shard.rows]
 
@@ -158,7 +144,7 @@ class HiddenStateStore:
         return len(self._rows)
 
     def read(self, number: int, max_seq_len: int | None = None) -> StoredRow:
-        """One row, cut to its first `max_seq_len` tokens; reads just those bytes.
+        """One row, cut to its first `max_seq_len` tokens; reads just those bytes. float8_e4m3 states come as bfloat16.
 
         Raises:
             BadData: the shard was cut meanwhile, or states are not finite or all zero; names shard, row and slot.
@@ -169,6 +155,8 @@ class HiddenStateStore:
         span = (row.start, row.start + length)
         try:
             states, ids, mask = (_span(file, name, *span) for name in ("hidden_states", "token_ids", "loss_mask"))
+            if states.dtype == FP8:
+                states = dequantise(states, _span(file, "scales", *span))
         except UnreadableFile as error:
             raise BadData(f"{error}; extract again") from error
         where = f"{file.path}, row {row.row}"
@@ -210,16 +198,52 @@ def open_shard(directory: Path, shard: ShardEntry, meta: StoreMeta) -> TensorFil
         file = read_header(path)
     except UnreadableFile as error:
         raise BadData(str(error)) from error
+    _check_meaning(file, meta)
     tokens = max((row.start + row.length for row in shard.rows), default=0)
-    kind = "F32" if meta.dtype == "float32" else "BF16"
-    wanted = {
-        "token_ids": ("I64", (tokens,)),
-        "loss_mask": ("BOOL", (tokens,)),
-        "hidden_states": (kind, (tokens, len(meta.layer_ids) + 1, meta.hidden_size)),
-    }
-    for name, (dtype, shape) in wanted.items():
+    for name, (dtype, shape) in shard_tensors(tokens, meta).items():
         info = file.tensors.get(name)
         if info is None or (info.dtype, info.shape) != (dtype, shape):
             found = "absent" if info is None else f"{info.dtype} {list(info.shape)}"
             raise BadData(f"{path}: tensor {name} is {found}, {INDEX} implies {dtype} {list(shape)}")
     return file
+
+
+def shard_tensors(tokens: int, meta: StoreMeta) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """(safetensors dtype, shape) of each tensor of a shard, in the order they lie."""
+    slots = len(meta.layer_ids) + 1
+    scales = {"scales": ("F32", (tokens, slots))} if meta.dtype == "float8_e4m3" else {}
+    return {
+        "token_ids": ("I64", (tokens,)),
+        "hidden_states": (KINDS[meta.dtype], (tokens, slots, meta.hidden_size)),
+        **scales,
+        "loss_mask": ("BOOL", (tokens,)),
+    }
+
+
+def _check_meaning(file: TensorFile, meta: StoreMeta) -> None:
+    """Refuse a shard of another store, though its tensors may look alike; older ones say nothing of themselves."""
+    said = file.metadata.get(META_KEY)
+    if said is None:
+        return
+    try:
+        difference = meta.contradiction(StoreMeta.model_validate_json(said))
+    except ValidationError as error:
+        raise BadData(f"{file.path}: {META_KEY} in its metadata does not say what its states are: {error}") from error
+    if difference is not None:
+        raise BadData(f"{file.path} is a shard of another store: its states have {difference}; extract again")
+
+
+def check_digest(path: Path, shard: ShardEntry) -> None:
+    """Compare a shard's bytes with the digest noted when they were written.
+
+    Raises:
+        BadData: they differ.
+        OSError: the file cannot be read.
+    """
+    digest, noted = (blake3(), shard.blake3) if shard.blake3 is not None else (hashlib.sha256(), shard.sha256)
+    buffer = memoryview(bytearray(_PIECE_BYTES))
+    with path.open("rb", buffering=0) as file:
+        while got := file.readinto(buffer):
+            digest.update(buffer[:got])
+    if digest.hexdigest() != noted:
+        raise BadData(f"{path} is not what was written: its {digest.name} differs from that of {INDEX}; extract again")

@@ -14,11 +14,13 @@ from math import prod
 from eagle3_core.contract.drafter_config import DrafterConfig, expected_tensors
 from eagle3_core.contract.params import ExtractParams, TrainParams
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float8_e4m3": 1}
 SMALL = 1_000_000
 """A report, a verdict: what the other stages write."""
 
 _IDS_AND_MASK = 8 + 1
+_SCALE = 4
+"""Of float8_e4m3, for each token and layer."""
 _ROW_ENTRY = 256
 _SHARD_OVERHEAD = 1024
 _STATE_TENSORS = 3 * 1024
@@ -52,7 +54,7 @@ def prepare_need(conversations_bytes: int, vocab_size: int) -> Need:
 def extract_need(params: ExtractParams, tokens: int, rows: int, aux_states: int, hidden_size: int) -> Need:
     """Of extract: every hidden state, as `hidden_states` of the shards holds them."""
     width = DTYPE_BYTES[params.store_dtype]
-    states = tokens * (aux_states + 1) * hidden_size * width
+    states = tokens * (aux_states + 1) * (hidden_size * width + (_SCALE if width == 1 else 0))
     shards = states // (params.shard_mb * 1_000_000) + 1
     return Need(
         states + tokens * _IDS_AND_MASK + rows * _ROW_ENTRY + shards * _SHARD_OVERHEAD,

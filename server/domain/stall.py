@@ -9,7 +9,9 @@ from statistics import median
 
 from server.domain.progress import Status
 
-SILENT_PHASES = frozenset({"importing", "loading", "validating", "saving", "judging", "writing"})
+SILENT_PHASES = frozenset(
+    {"importing", "loading", "validating", "saving", "judging", "writing", "checking", "verifying"}
+)
 """Phases that report no progress of their own; loading a verifier can take 24 minutes."""
 
 FOREIGN_STAGES = frozenset({"external", "adopt"})

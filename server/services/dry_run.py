@@ -239,10 +239,17 @@ class _Look:
         needed, basis = estimate.bytes, estimate.basis
         if self._draft.resources.gpus == 0:
             basis += "; it runs on the CPU, where this is main memory"
-        elif largest is not None and needed > largest:
-            text = f"needs {basis}; that is {gib(needed)}, and the largest GPU has {gib(largest)}"
+        elif largest is not None and needed > largest * (gpus := self._gpus_shared()):
+            has = f"the largest GPU has {gib(largest)}" + (f", of which it would take {gpus}" if gpus > 1 else "")
+            text = f"needs {basis}; that is {gib(needed)}, and {has}"
             self._doubts.append(Doubt(f"{self._draft.pointer}/params", "gpu_too_small", text))
         return MemoryCheck(bytes=needed, basis=basis, largest_gpu_bytes=largest)
+
+    def _gpus_shared(self) -> int:
+        """Over how many GPUs the memory is spread."""
+        params = self._params
+        spread = isinstance(params, ExtractParams) and params.device_map is not None
+        return (self._draft.resources.gpus or 1) if spread else 1
 
     def _estimated_memory(self) -> Estimate | None:
         files = self._files

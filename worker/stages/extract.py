@@ -1,6 +1,5 @@
 """extract: prepared rows -> a store of the verifier's aux and last hidden states."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -16,15 +15,19 @@ from eagle3_core.contract.verifier_files import (
 )
 from eagle3_core.data.conversations import TokenRow
 from eagle3_core.data.prepared import load_prepared
-from eagle3_core.data.store import DTYPES, StoreWriter
+from eagle3_core.data.store import DTYPES
+from eagle3_core.data.store_writer import UnfinishedStore
 from eagle3_core.errors import BadInput
 from eagle3_core.training.setup import make_target_head
 from eagle3_core.verifier.tensors import load_verifier_weights
 from worker.context import StageContext, StageResult
 from worker.device import pick_device
+from worker.extraction import Batch, Extraction, plan_shards
 from worker.hugging_face import capture_states, load_model
 from worker.progress import Progress
 from worker.remote_code import report_code
+from worker.states import StateReader
+from worker.verification import Recomputation
 
 CHECKED_LOGITS = 512
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.03}
@@ -32,64 +35,127 @@ TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.03}
 
 
 def run(context: StageContext) -> StageResult:
-    """Run the verifier over every row and store what enters the wanted layers."""
+    """Run the verifier over every row that is not stored yet, and store what enters the wanted layers."""
     params = context.params
     assert isinstance(params, ExtractParams)
     files = read_verifier_files(Path(params.verifier))
     for code, message in files.warnings:
         context.warn(code, message)
-    aux_ids = chosen_layers(params, files)
     manifest, rows = _read_rows(params, files)
+    meta = _describe(params, files, manifest)
+    per_token = _report(context, meta, manifest.tokens, len(rows))
+    lengths = [len(row.token_ids_T) for row in rows]
+    plan = plan_shards(lengths, params.batch_tokens, params.shard_mb * 1_000_000 // per_token)
+    context.phase("checking")
+    planned = [[(row, rows[row]) for batch in shard for row in batch] for shard in plan]
+    store = UnfinishedStore(context.output_dir, meta, planned, context.check_stop)
+    _report_what_is_there(context, store, len(plan))
     context.phase("loading")
     device = pick_device(params.device)
     if params.allow_remote_code:
         report_code(context, Path(params.verifier))
-    model = load_model(Path(params.verifier), device, DTYPES[params.dtype], params.allow_remote_code)
-    meta = StoreMeta(
+    dtype = DTYPES[params.dtype]
+    model = load_model(Path(params.verifier), device, dtype, params.allow_remote_code, params.device_map)
+    _warn_of_offloading(context, model, device)
+    check_logits(files, model, rows[plan[0][0][0]].token_ids_T.to(device))
+    reader = StateReader(model, (*meta.layer_ids, meta.last_layer_id), device)
+    again = Recomputation(model, reader, meta, params.dtype)
+
+    context.phase("extracting")
+    missing = [(number, plan[number]) for number in store.missing]
+    left = sum(len(batch) for _, shard in missing for batch in shard)
+    progress = Progress(context, len(rows), "rows", done=len(rows) - left)
+
+    def on_batch(batch: Batch) -> None:
+        for row in batch:
+            progress.step(lengths[row])
+        context.check_stop()
+
+    with Extraction(reader, store, meta, rows, dtype) as extraction:
+        if params.verify_rows and missing:  # a fault in all rows shall not come out after the last one
+            extraction.run(dict(missing[:1]), on_batch)
+            again.compare(store.so_far(), [0])
+        extraction.run({number: plan[number] for number in store.missing}, on_batch)
+    return _finish(context, params, store, again, manifest.tokens)
+
+
+def _describe(params: ExtractParams, files: VerifierFiles, manifest: PreparedManifest) -> StoreMeta:
+    """What the states of the store will be."""
+    return StoreMeta(
         verifier=params.verifier,
         config_fingerprint=config_fingerprint(Path(params.verifier)),
         tokenizer_fingerprint=manifest.tokenizer_fingerprint,
         hidden_size=files.hidden_size,
         num_hidden_layers=files.num_hidden_layers,
         vocab_size=files.vocab_size,
-        layer_ids=aux_ids,
+        layer_ids=chosen_layers(params, files),
         last_layer_id=files.num_hidden_layers,
         dtype=params.store_dtype,
     )
-    per_token = (len(aux_ids) + 1) * files.hidden_size * DTYPES[params.store_dtype].itemsize
+
+
+def _report(context: StageContext, meta: StoreMeta, tokens: int, rows: int) -> int:
+    """Say what will be stored; returns the bytes that the states of a token take."""
+    scale = torch.float32.itemsize if meta.dtype == "float8_e4m3" else 0
+    per_token = (len(meta.layer_ids) + 1) * (meta.hidden_size * DTYPES[meta.dtype].itemsize + scale)
     context.report(
         "extract",
-        f"states entering layers {list(aux_ids)} and the last state ({files.num_hidden_layers}, before the final "
-        f"norm) of {manifest.tokens} tokens: {manifest.tokens * per_token / 1e6:.0f} MB",
-        aux_layer_ids=list(aux_ids),
-        rows=len(rows),
-        tokens=manifest.tokens,
-        bytes=manifest.tokens * per_token,
+        f"states entering layers {list(meta.layer_ids)} and the last state ({meta.last_layer_id}, before the final "
+        f"norm) of {tokens} tokens: {tokens * per_token / 1e6:.0f} MB",
+        aux_layer_ids=list(meta.layer_ids),
+        rows=rows,
+        tokens=tokens,
+        bytes=tokens * per_token,
     )
+    return per_token
 
-    context.phase("extracting")
-    writer = StoreWriter(context.output_dir, meta, params.shard_mb * 1_000_000)
-    progress = Progress(context, len(rows), "rows")
-    layer_ids = (*aux_ids, files.num_hidden_layers)
-    with torch.inference_mode(), capture_states(model, layer_ids) as states:
-        for batch in length_batches([len(row.token_ids_T) for row in rows], params.batch_tokens):
-            context.check_stop()
-            logits = _forward(model, [rows[index] for index in batch], device)
-            if not progress.done:
-                check_targets(files, states[files.num_hidden_layers][:, -1], logits)
-            stacked = torch.stack([states[layer_id] for layer_id in layer_ids], dim=2).cpu()
-            for slot, index in enumerate(batch):
-                row = rows[index]
-                length = len(row.token_ids_T)
-                writer.add(index, row.prompt, row.token_ids_T, row.loss_mask_T, stacked[slot, :length])
-                progress.step(length)
-    store = writer.finish()
+
+def _report_what_is_there(context: StageContext, store: UnfinishedStore, shards: int) -> None:
+    """Say which shards an earlier attempt left, and which of them do not count."""
+    for why in store.redone:
+        context.warn("shard_redone", why)
+    if there := shards - len(store.missing):
+        context.report("resumed", f"{there} of {shards} shards are there", shards=shards, shards_there=there)
+
+
+def _warn_of_offloading(context: StageContext, model: torch.nn.Module, device: torch.device) -> None:
+    """Layers that device_map left in main memory or on disk are brought over for each batch."""
+    places: dict[str, object] = getattr(model, "hf_device_map", {})
+    off = [name for name, place in places.items() if place in ("cpu", "disk")]
+    if off and device.type == "cuda":
+        context.warn(
+            "verifier_offloaded",
+            f"{len(off)} of {len(places)} parts of the verifier find no room on the job's GPUs and are brought over "
+            f"for each batch, which is slow: {', '.join(off[:3])}; ask for more gpus",
+        )
+
+
+def _finish(
+    context: StageContext, params: ExtractParams, store: UnfinishedStore, again: Recomputation, tokens: int
+) -> StageResult:
+    """Compare some rows with a second computation, and write the index."""
+    verified = None
+    if params.verify_rows:
+        context.phase("verifying")
+        stored = store.so_far()
+        last = len(stored) - 1
+        count = min(params.verify_rows, len(stored))
+        numbers = sorted({round(part * last / max(1, count - 1)) for part in range(count)})
+        verified = again.compare(stored, numbers)
+        context.report(
+            "verified",
+            f"{verified.rows} rows computed once more ({verified.way}): states differ by {verified.worst:.2%} at most, "
+            f"{verified.tolerance:.2%} are allowed",
+            **vars(verified),
+        )
+    index = store.finish()
     data = {
-        "rows": len(rows),
-        "tokens": manifest.tokens,
-        "shards": len(store.shards),
-        "bytes": sum(shard.bytes for shard in store.shards),
-        "aux_layer_ids": list(aux_ids),
+        "rows": sum(len(shard.rows) for shard in index.shards),
+        "tokens": tokens,
+        "shards": len(index.shards),
+        "bytes": sum(shard.bytes for shard in index.shards),
+        "aux_layer_ids": list(index.meta.layer_ids),
+        "verified": verified and vars(verified),
     }
     return StageResult(data, {"store": str(context.output_dir)})
 
@@ -101,35 +167,16 @@ def _read_rows(params: ExtractParams, files: VerifierFiles) -> tuple[PreparedMan
     return manifest, rows
 
 
-def length_batches(lengths: list[int], batch_tokens: int) -> Iterator[list[int]]:
-    """Row numbers in batches of similar length, the longest first; padded size at most `batch_tokens`, one row at
-    least. Longest first, so that memory runs out at once or never.
+def check_logits(files: VerifierFiles, model: torch.nn.Module, token_ids: torch.Tensor) -> None:
+    """`check_targets` on one row.
+
+    Raises:
+        BadInput: as there.
     """
-    batch: list[int] = []
-    for index in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
-        if batch and lengths[batch[0]] * (len(batch) + 1) > batch_tokens:
-            yield batch
-            batch = []
-        batch.append(index)
-    if batch:
-        yield batch
-
-
-def _forward(model: torch.nn.Module, rows: list[TokenRow], device: torch.device) -> torch.Tensor:
-    """One forward pass over rows padded on the right; causal attention keeps the padding out of every real token.
-
-    Returns:
-        The logits [B, V] behind the last column, padding or not.
-    """
-    width = max(len(row.token_ids_T) for row in rows)
-    ids = torch.zeros(len(rows), width, dtype=torch.int64)
-    mask = torch.zeros(len(rows), width, dtype=torch.int64)
-    for slot, row in enumerate(rows):
-        ids[slot, : len(row.token_ids_T)] = row.token_ids_T
-        mask[slot, : len(row.token_ids_T)] = 1
-    output = model(input_ids=ids.to(device), attention_mask=mask.to(device), use_cache=False, logits_to_keep=1)
-    logits: torch.Tensor = output.logits[:, -1]
-    return logits
+    last = files.num_hidden_layers
+    with torch.inference_mode(), capture_states(model, (last,)) as states:
+        logits = model(input_ids=token_ids[None], use_cache=False, logits_to_keep=1).logits
+        check_targets(files, states[last][:, -1], logits[:, -1])
 
 
 def check_targets(files: VerifierFiles, last: torch.Tensor, logits: torch.Tensor) -> None:

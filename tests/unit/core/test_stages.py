@@ -30,11 +30,12 @@ class Bench:
         self.verifier = tiny.make_verifier(root / "verifier")
         self.conversations = tiny.make_conversations(root / "conversations.jsonl")
 
-    def run(self, stage: str, **params: Any) -> StageResult:
+    def run(self, stage: str, output: Path | None = None, **params: Any) -> StageResult:
         self.jobs += 1
         self.place = self.root / f"{stage}-{self.jobs}"
-        output = self.place / "out"
-        output.mkdir(parents=True)
+        self.place.mkdir(parents=True)
+        output = output or self.place / "out"
+        output.mkdir(exist_ok=True)
         events = EventWriter(self.place / "events.jsonl")
         told = {name: str(value) if isinstance(value, Path) else value for name, value in params.items()}
         try:

@@ -21,9 +21,11 @@ One writer per file. Whole files appear by temp + fsync + rename; only output.lo
 import errno
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 JOB_ID_VARIABLE = "EYAS_JOB_ID"
 """Set in the environment of every process of a job, so that left-behind ones can be found."""
@@ -171,8 +173,9 @@ def is_full(error: OSError) -> bool:
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
-def write_whole(path: Path, data: bytes, mode: int = 0o644) -> None:
-    """Make a file appear complete or not at all, and durably.
+@contextmanager
+def whole_file(path: Path, mode: int = 0o644) -> Iterator[BinaryIO]:
+    """A file to write that appears complete or not at all, and durably, when the block ends.
 
     Raises:
         OSError: the disk is full or the like; names the file.
@@ -181,7 +184,7 @@ def write_whole(path: Path, data: bytes, mode: int = 0o644) -> None:
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -191,6 +194,16 @@ def write_whole(path: Path, data: bytes, mode: int = 0o644) -> None:
             raise OSError(error.errno, os.strerror(error.errno or 0), str(path)) from error
         raise
     fsync_directory(path.parent)
+
+
+def write_whole(path: Path, data: bytes, mode: int = 0o644) -> None:
+    """Make a file appear complete or not at all, and durably.
+
+    Raises:
+        OSError: the disk is full or the like; names the file.
+    """
+    with whole_file(path, mode) as file:
+        file.write(data)
 
 
 def write_json(path: Path, value: Any, mode: int = 0o644) -> None:

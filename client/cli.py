@@ -10,6 +10,7 @@ import typer
 
 from client.access import audit_line, plain, token_line
 from client.console import Json, State, connected, fail, show_json
+from client.data import data_app
 from client.outcomes import register, show_dry_run, show_pipeline
 from eagle3_core.contract.durations import parse_duration
 
@@ -21,6 +22,7 @@ app = typer.Typer(
 )
 checkpoint_app = typer.Typer(help="Checkpoints, without a daemon.", no_args_is_help=True)
 app.add_typer(checkpoint_app, name="checkpoint")
+app.add_typer(data_app, name="data")
 token_app = typer.Typer(help="Tokens besides the owner's.", no_args_is_help=True)
 app.add_typer(token_app, name="token")
 

@@ -127,39 +127,40 @@ class HuggingFaceTokenizer:
         if self.inner.chat_template is None:
             raise BadInput(f"{self.directory}: the tokenizer has no chat template (chat_template.jinja)")
 
-    def encode_batch(self, texts: Sequence[str]) -> Sequence[Encoded]:
-        """Token ids and character offsets of each text; no special tokens are added.
-
-        Raises:
-            BadInput: a tokenizer in Python whose tokens do not spell the text they were made from.
-        """
+    def encode_batch(self, texts: Sequence[str]) -> Sequence[Encoded | BadRow]:
+        """Token ids and character offsets of each text, or why there are none; no special tokens are added."""
         if self.inner.is_fast:
             return self.inner.backend_tokenizer.encode_batch(list(texts), add_special_tokens=False)
         return [self._spelled(text) for text in texts]
 
-    def _spelled(self, text: str) -> Spelled:
+    def _spelled(self, text: str) -> Spelled | BadRow:
         """Tokens of a tokenizer that tells no offsets: each piece is looked up in the text it must spell.
 
         Tokens that hold parts of a character are taken together up to where the character is whole.
         """
-        ids = self.inner.encode(text, add_special_tokens=False)
+        ids = self.encode(text)
         offsets: list[tuple[int, int]] = []
         place = 0
         while len(offsets) < len(ids):
             first = len(offsets)
             for behind in range(first + 1, min(len(ids), first + LONGEST_CHARACTER) + 1):
                 piece = self.decode(ids[first:behind])
-                if piece and text.startswith(piece, place):
+                if text.startswith(piece, place) and piece and not self._goes_on(ids[first : behind + 1], piece):
                     break
             else:
-                raise BadInput(
-                    f"{self.directory}: the tokenizer gives no character offsets, and its tokens do not spell the "
-                    f"text: {self.decode(ids[first : first + 1])!r} stands for {text[place : place + 10]!r}; a "
-                    "tokenizer.json is needed"
+                return BadRow(
+                    "no_offsets",
+                    "the tokenizer gives no character offsets, and its tokens do not spell the text: "
+                    f"{self.decode(ids[first : first + 1])!r} stands for {text[place : place + 10]!r}; a "
+                    "tokenizer.json is needed",
                 )
             offsets += [(place, place + len(piece))] * (behind - first)
             place += len(piece)
         return Spelled(ids, offsets)
+
+    def _goes_on(self, ids: list[int], piece: str) -> bool:
+        """Whether a replacement character is that of the text, but not whole before the last of these tokens."""
+        return piece.endswith("\ufffd") and self.decode(ids[:-1]) == piece == self.decode(ids)
 
     def encode(self, text: str) -> list[int]:
         """Token ids; no special tokens are added."""

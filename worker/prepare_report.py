@@ -38,6 +38,12 @@ class Tally:
         """What was said of the first line of one reason."""
         return str(self.found[reason]["example"])
 
+    def commonest(self) -> str:
+        """Every reason with its count, and an example of the one most lines have."""
+        counts = self.counts()
+        reasons = ", ".join(f"{reason} {count}" for reason, count in counts.items())
+        return f"{reasons}; {self.example(max(counts, key=lambda reason: counts[reason]))}"
+
 
 @dataclass
 class Report:

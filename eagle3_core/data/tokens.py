@@ -60,8 +60,8 @@ class Spelled:
 class ChatTokenizer(ChatTemplate, Protocol):
     """What is needed of a tokenizer with a chat template."""
 
-    def encode_batch(self, texts: Sequence[str]) -> Sequence[Encoded]:
-        """Tokens of each text; no special tokens are added."""
+    def encode_batch(self, texts: Sequence[str]) -> Sequence[Encoded | BadRow]:
+        """Tokens of each text, or why there are none; no special tokens are added."""
         ...
 
     def decode_batch(self, rows: Sequence[list[int]]) -> list[str]:
@@ -130,13 +130,16 @@ def _rendered(finder: SpanFinder, conversation: Conversation) -> Rendered | BadR
 def mask_texts(tokenizer: ChatTokenizer, rendered: Sequence[Rendered]) -> list[MaskedRow | BadRow]:
     """Tokens and mask of each text."""
     encoded = tokenizer.encode_batch([one.text for one in rendered])
-    ids = [one.ids for one in encoded]
-    found = [[_tokens_of(span, one) for span in text.spans] for text, one in zip(rendered, encoded, strict=True)]
+    ids = [[] if isinstance(one, BadRow) else one.ids for one in encoded]
+    found = [
+        [] if isinstance(one, BadRow) else [_tokens_of(span, one) for span in text.spans]
+        for text, one in zip(rendered, encoded, strict=True)
+    ]
     pieces = [row[span.first : span.behind] for row, spans in zip(ids, found, strict=True) for span in spans]
     decoded = iter(tokenizer.decode_batch(pieces))
     return [
-        _masked(text.text, row, spans, [next(decoded) for _ in spans])
-        for text, row, spans in zip(rendered, ids, found, strict=True)
+        one if isinstance(one, BadRow) else _masked(text.text, row, spans, [next(decoded) for _ in spans])
+        for text, one, row, spans in zip(rendered, encoded, ids, found, strict=True)
     ]
 
 

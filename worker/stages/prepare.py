@@ -67,10 +67,10 @@ def run(context: StageContext) -> StageResult:
         if not report.rows_read:
             raise BadData(f"{params.conversations} holds no conversation")
         if not len(writer):
-            reasons = ", ".join(f"{reason} {count}" for reason, count in report.dropped.counts().items())
+            left_out = report.dropped if report.dropped.total else report.damaged
             raise BadData(
                 f"{params.conversations}: none of {report.rows_read} conversations has an answer to train on within "
-                f"max_seq_len: {reasons}"
+                f"max_seq_len: {left_out.commonest()}"
             )
         context.phase("writing")
         special = _kept(tokenizer, finder, keeper.counts)

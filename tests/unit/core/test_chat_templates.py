@@ -281,3 +281,24 @@ def test_a_tokenizer_without_a_template_is_refused_once_a_conversation_comes(tmp
     tokenizer = HuggingFaceTokenizer(tmp_path)
     with pytest.raises(BadInput, match="no chat template"):
         render_rows(SpanFinder(tokenizer), [Conversation(turns("a", "b"))])
+
+
+@pytest.mark.usefixtures("code_cache")
+def test_a_tokenizer_in_python_has_its_places_found_by_what_its_tokens_spell(tmp_path: Path) -> None:
+    """Its tokens hold two bytes, wherever they fall: an answer may begin and end inside a character."""
+    tokenizer = HuggingFaceTokenizer(tiny.make_python_tokenizer(tmp_path / "pair"), allow_remote_code=True)
+    assert not tokenizer.inner.is_fast
+    for asked, answer in (("hi", "hello"), ("odd", "a 🦅 b"), ("é", "日本語 ok"), ("x", "a\ufffdb")):
+        row = row_of(tokenizer, turns(asked, answer, asked, ""))
+        texts = [(tokenizer.decode(ids), trained) for ids, trained in runs(row.token_ids, row.loss_mask)]
+        assert "".join(text for text, _ in texts) == tokenizer.render(Conversation(turns(asked, answer, asked, "")))
+        assert [text for text, trained in texts if trained] == [answer + "<|im_end|>", "<|im_end|>"]
+
+
+@pytest.mark.usefixtures("code_cache")
+def test_a_tokenizer_in_python_that_does_not_spell_its_text_is_refused(tmp_path: Path) -> None:
+    code = tiny.make_python_tokenizer(tmp_path / "pair") / "tokenization_pair.py"
+    code.write_text(code.read_text().replace("text.encode()", "text.lower().encode()"))
+    tokenizer = HuggingFaceTokenizer(code.parent, allow_remote_code=True)
+    with pytest.raises(BadRow, match="gives no character offsets, and its tokens do not spell the text: 'he'"):
+        row_of(tokenizer, turns("a", "Hello"))

@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STATE  ?=
 
-.PHONY: setup check test gpu interop slow chaos bench-api bench-idle bench-judge bench-train openapi serve demo clean
+.PHONY: setup check test gpu interop slow chaos bench-api bench-idle bench-judge bench-prepare bench-train openapi serve demo clean
 .DEFAULT_GOAL := test
 
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -47,6 +47,10 @@ bench-idle: setup  ## what the daemon takes idle and with 20 running jobs; the l
 
 bench-judge: setup  ## the judge on 9.5 GB made in .bench/: rates, memory, a training beside it; the last line is JSON
 	$(BIN)/python -m benchmarks.judge $(if $(ROUNDS),--rounds $(ROUNDS))
+
+bench-prepare: setup  ## prepare beside the tokenizer's own encode_batch, and the vocabulary map; the last line is JSON
+	$(BIN)/python -m benchmarks.vocab
+	$(BIN)/python -m benchmarks.prepare $(if $(VERIFIER),--verifier $(VERIFIER)) $(if $(ROUNDS),--rounds $(ROUNDS))
 
 openapi: setup  ## write docs/openapi.json from the routes
 	$(BIN)/eyas openapi > docs/openapi.json

@@ -48,9 +48,9 @@ class ConversationFile:
     @property
     def position(self) -> int:
         """How much of it was read."""
-        if self.is_parquet:
+        if self.is_parquet or self._raw is None:
             return self._rows_read
-        return 0 if self._raw is None or self._raw.closed else -(-self._raw.tell() // 1000)
+        return self.size if self._raw.closed else -(-self._raw.tell() // 1000)
 
     def rows(self) -> Iterator[tuple[int, Row | BadRow]]:
         """(line, or row of a Parquet file, from 1; what it holds) in order. Blank lines are passed over.

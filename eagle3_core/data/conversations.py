@@ -139,7 +139,7 @@ def parse_row(value: object) -> Row:
 
 def _tokenised(row: dict[str, Any]) -> Tokenised:
     ids, mask = row["input_ids"], row.get("loss_mask")
-    if not isinstance(ids, list) or not all(type(token) is int for token in ids):
+    if not isinstance(ids, list) or not all(type(token) is int and token >= 0 for token in ids):
         raise BadRow("not_a_row", "input_ids is not a list of token ids", damaged=True)
     if not isinstance(mask, list) or not all(flag in (0, 1) for flag in mask):
         raise BadRow("not_a_row", "loss_mask, which input_ids needs, is not a list of 0 and 1", damaged=True)

@@ -34,6 +34,9 @@ from worker.remote_code import report_code
 LOW_COVERAGE = 0.8
 BATCH_ROWS = 256
 BATCH_CHARACTERS = 1_000_000
+COUNTED_TOKENS = 1 << 22
+"""Tokens that are counted at a time."""
+
 REPORT = "report.json"
 
 Numbered = tuple[int, MaskedRow | BadRow]
@@ -62,6 +65,7 @@ def run(context: StageContext) -> StageResult:
             tokens = writer.tokens
             keeper.take(rows)
             progress.go_to(min(source.position, source.size), writer.tokens - tokens)
+        keeper.count()
         report = keeper.report
         _warn(context, report)
         if not report.rows_read:
@@ -146,6 +150,7 @@ class _Keeper:
         self.counts: Tensor = torch.zeros(self.verifier.vocab_size, dtype=torch.int64)
         bos = self.tokenizer.inner.bos_token_id if self.verifier.bos_token_id is None else self.verifier.bos_token_id
         self._doubled = [bos, bos]
+        self._ids, self._mask = array("i"), bytearray()
 
     def take(self, rows: list[Numbered]) -> None:
         """Write what can be trained on, and note the rest.
@@ -153,7 +158,6 @@ class _Keeper:
         Raises:
             BadData: more lines are damaged than max_bad_rows; names the last one.
         """
-        ids, mask = array("i"), bytearray()
         for line, found in rows:
             self.report.rows_read += 1
             row = self._checked(line, found)
@@ -161,11 +165,18 @@ class _Keeper:
                 self.writer.add(row)
                 self.lines.append(line)
                 self.prompts.append(row.prompt)
-                ids.extend(row.token_ids)
-                mask += row.loss_mask
-        if ids:
-            tokens, trained = torch.frombuffer(ids, dtype=torch.int32), torch.frombuffer(mask, dtype=torch.bool)
-            self.supervised += count_supervised(self.counts, tokens, trained)
+                self._ids.extend(row.token_ids)
+                self._mask += row.loss_mask
+        if len(self._ids) >= COUNTED_TOKENS:
+            self.count()
+
+    def count(self) -> None:
+        """Add to the counts what was not counted yet."""
+        if self._ids:
+            ids = torch.frombuffer(self._ids, dtype=torch.int32)
+            mask = torch.frombuffer(self._mask, dtype=torch.bool)
+            self.supervised += count_supervised(self.counts, ids, mask)
+            self._ids, self._mask = array("i"), bytearray()
 
     def _checked(self, line: int, row: MaskedRow | BadRow) -> MaskedRow | None:
         """The row as it is written, or None."""
@@ -183,11 +194,10 @@ class _Keeper:
         return cut
 
     def _within_vocabulary(self, row: MaskedRow) -> MaskedRow | BadRow:
-        low, high = (min(row.token_ids), max(row.token_ids)) if row.token_ids else (0, 0)
-        if 0 <= low <= high < len(self.counts):
+        highest = max(row.token_ids, default=0)
+        if highest < len(self.counts):
             return row
-        wrong = low if low < 0 else high
-        text = f"token {wrong}, the verifier's vocabulary ends at {len(self.counts) - 1}"
+        text = f"token {highest}, the verifier's vocabulary ends at {len(self.counts) - 1}"
         return BadRow("token_outside_vocabulary", text, damaged=True)
 
     def _leave_out(self, line: int, row: BadRow) -> None:
@@ -212,8 +222,16 @@ class _Keeper:
             note("doubled_bos", line, f"begins with token {ids[0]} twice: rendered, then tokenised with special tokens")
         if 0 not in mask:
             note("all_trained", line, "every token is trained on, also what was asked")
-        if any(mask[at : at + 2] == b"\x01\x01" for at, token in enumerate(ids) if token in self.tokenizer.stop_ids):
+        if any(mask[at : at + 2] == b"\x01\x01" for stop in self.tokenizer.stop_ids for at in _places(ids, stop)):
             note("answer_goes_on_behind_its_end", line, "an answer holds the text of a token that ends it")
+
+
+def _places(token_ids: list[int], token: int) -> Iterator[int]:
+    """Where a token stands."""
+    at = -1
+    for _ in range(token_ids.count(token)):
+        at = token_ids.index(token, at + 1)
+        yield at
 
 
 def _warn(context: StageContext, report: Report) -> None:

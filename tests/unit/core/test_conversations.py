@@ -111,6 +111,7 @@ def test_what_cannot_be_used_says_why(row: dict[str, Any], reason: str, words: s
         (b'{"input_ids": [1]}', "not_a_row", "loss_mask, which input_ids needs"),
         (b'{"input_ids": [1, 2], "loss_mask": [1]}', "not_a_row", "2 input_ids, 1 in loss_mask"),
         (b'{"input_ids": [1.5], "loss_mask": [1]}', "not_a_row", "not a list of token ids"),
+        (b'{"input_ids": [-1], "loss_mask": [1]}', "not_a_row", "not a list of token ids"),
         (b'{"input_ids": [1], "loss_mask": [0.5]}', "not_a_row", "not a list of 0 and 1"),
     ],
 )

@@ -153,7 +153,7 @@ class Daemon:
 @pytest.fixture
 def code_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where transformers puts the Python it runs for a verifier, for this test alone."""
-    from transformers import dynamic_module_utils
+    from transformers import dynamic_module_utils  # noqa: PLC0415 - few tests need it, and it takes seconds
 
     def forget() -> None:
         for name in [name for name in sys.modules if name.partition(".")[0] == "transformers_modules"]:

@@ -75,6 +75,7 @@ class HuggingFaceTokenizer:
             self.inner.backend_tokenizer.no_truncation()
             self.inner.backend_tokenizer.no_padding()
         self._eos_token_ids = frozenset(eos_token_ids)
+        self._pieces: dict[int, str] = {}
 
     def render(self, conversation: Conversation, add_generation_prompt: bool = False) -> str:
         """The text of a conversation.
@@ -144,19 +145,25 @@ class HuggingFaceTokenizer:
         while len(offsets) < len(ids):
             first = len(offsets)
             for behind in range(first + 1, min(len(ids), first + LONGEST_CHARACTER) + 1):
-                piece = self.decode(ids[first:behind])
+                piece = self._piece(ids[first]) if behind == first + 1 else self.decode(ids[first:behind])
                 if text.startswith(piece, place) and piece and not self._goes_on(ids[first : behind + 1], piece):
                     break
             else:
                 return BadRow(
                     "no_offsets",
                     "the tokenizer gives no character offsets, and its tokens do not spell the text: "
-                    f"{self.decode(ids[first : first + 1])!r} stands for {text[place : place + 10]!r}; a "
+                    f"{self._piece(ids[first])!r} stands for {text[place : place + 10]!r}; a "
                     "tokenizer.json is needed",
                 )
             offsets += [(place, place + len(piece))] * (behind - first)
             place += len(piece)
         return Spelled(ids, offsets)
+
+    def _piece(self, token: int) -> str:
+        """The text of one token; decoding in Python is slow, and most tokens come again."""
+        if token not in self._pieces:
+            self._pieces[token] = self.decode([token])
+        return self._pieces[token]
 
     def _goes_on(self, ids: list[int], piece: str) -> bool:
         """Whether a replacement character is that of the text, but not whole before the last of these tokens."""
@@ -164,7 +171,7 @@ class HuggingFaceTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Token ids; no special tokens are added."""
-        ids = self.inner.encode(text, add_special_tokens=False)
+        ids = self.inner(text, add_special_tokens=False)["input_ids"]
         assert isinstance(ids, list)
         return ids
 

@@ -67,6 +67,14 @@ class Rendered:
 
 
 @dataclass(frozen=True)
+class _Header:
+    """What stands before an answer, in the forms it may have; whether it is the template's generation prompt."""
+
+    forms: tuple[str, ...]
+    is_prompt: bool
+
+
+@dataclass(frozen=True)
 class _Marked:
     """Marks of one rendering: (kind, message, place in the text without marks), in order of place."""
 
@@ -86,7 +94,7 @@ class SpanFinder:
     """Finds spans; what is asked of the template itself is asked once."""
 
     template: ChatTemplate
-    _headers: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict)
+    _headers: dict[tuple[str, ...], _Header] = field(default_factory=dict)
     _ends: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -144,21 +152,28 @@ class SpanFinder:
                 start = self._start(conversation, number, text, _behind(messages[number - 1], before, text), own[0])
                 limit = next((places[later][0] for later in range(number + 1, len(messages)) if later in places), None)
                 end = self._end(text, own[-1], limit or len(text), "tool_calls" in message, number)
-                if not before <= start < end:
+                if not before <= start <= end:
                     raise BadRow("cannot_be_masked", f"the parts of message {number + 1} are not in their order")
-                yield start, end
+                if start < end:  # else it is empty, in a template without a token that ends turns
+                    yield start, end
                 before = end
             elif own:
                 before = max(before, own[-1])
 
     def _start(self, conversation: Conversation, number: int, text: str, begin: int, end: int) -> int:
-        for header in self._header(conversation, number):
-            found = text.rfind(header, begin, end)
-            if found >= 0:
-                return found + len(header)
+        """Where the answer at `number` starts, between the content before it and its own first mark."""
+        header = self._header(conversation, number)
+        for form in header.forms:
+            found = text.rfind(form, begin, end)
+            if found < 0:
+                continue
+            start = found + len(form)
+            if header.is_prompt or not _THINK_TAG.sub("", text[start:end]).strip():
+                return start
+            return _behind_role(conversation.messages[number], text, start, end)
         raise BadRow("no_header", f"no generation prompt is found before message {number + 1}")
 
-    def _header(self, conversation: Conversation, number: int) -> tuple[str, ...]:
+    def _header(self, conversation: Conversation, number: int) -> _Header:
         """What a server writes before the answer at `number`: the generation prompt, else what ends the turn before.
 
         A prompt that opens a think block comes in a second form, as templates drop such blocks from earlier turns.
@@ -172,8 +187,8 @@ class SpanFinder:
             except BadData as error:
                 raise BadRow(TEMPLATE_REFUSES, f"before message {number + 1}: {error}") from error
             prompt = asked[len(bare) :] if asked.startswith(bare) else asked
-            header = prompt or asked
-            self._headers[key] = tuple(dict.fromkeys(part for part in (header, _THINK_TAG.split(header)[0]) if part))
+            forms = (prompt or asked, _THINK_TAG.split(prompt or asked)[0])
+            self._headers[key] = _Header(tuple(dict.fromkeys(form for form in forms if form)), bool(prompt))
         return self._headers[key]
 
     def _end(self, text: str, begin: int, limit: int, calls: bool, number: int) -> int:
@@ -198,7 +213,7 @@ class SpanFinder:
             talk = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "x" + chr(_BASE)}]
             found = set(self.template.stop_texts)
             try:
-                prompt = self._header(Conversation([talk[0], talk[0]]), 1)[0]
+                prompt = self._header(Conversation([talk[0], talk[0]]), 1).forms[0]
                 tails = [_tail(self.template.render(Conversation(talk)))]
                 tails.append(_tail(self.template.render(Conversation(talk), True)).removesuffix(prompt))
             except BadData:
@@ -310,6 +325,20 @@ def _behind(message: Message, mark: int, text: str) -> int:
         return mark
     rest = message["content"][len(message["content"]) // 2 :].rstrip()
     return mark + len(rest) if text.startswith(rest, mark) else mark
+
+
+def _behind_role(message: Message, text: str, start: int, mark: int) -> int:
+    """The start where no generation prompt says it: what the template writes before the words is their header."""
+    think = _THINK_TAG.search(text, start, mark)
+    if think is not None:
+        return think.start()
+    content = message["content"]
+    if not content.strip() and "tool_calls" in message:
+        raise BadRow(
+            "no_header", "the chat template has no generation prompt, and a tool call stands behind its header"
+        )
+    blanks = content[: len(content) - len(content.lstrip())] if content.strip() else ""
+    return mark - len(blanks) if text.endswith(blanks, start, mark) else mark
 
 
 def _tail(text: str) -> str:

@@ -162,7 +162,9 @@ def test_the_first_rows_of_a_preparation_are_shown_and_what_is_wrong_with_them(i
     assert "line 2: 0 tokens, 0 trained on, left out: unknown_role" in shown
     source.write_bytes(b"\xff\xfe")
     (daemon.root / "damaged.parquet").write_bytes(b"PAR1")
-    [job] = look(daemon, {"stage": "prepare", "params": wanted | {"conversations": str(daemon.root / "damaged.parquet")}})
+    [job] = look(
+        daemon, {"stage": "prepare", "params": wanted | {"conversations": str(daemon.root / "damaged.parquet")}}
+    )
     assert "not a Parquet file" in job["preflight"]["preview"]["trouble"]
 
 

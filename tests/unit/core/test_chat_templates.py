@@ -70,6 +70,9 @@ TEMPLATES = {
     + "{% if add_generation_prompt and messages[-1].role != 'tool' %}<|Assistant|><think>\n{% endif %}",
     "glm": "[gMASK]" + HEAD + "<|{{ m.role }}|>\n{{ m.content }}" + END
     + "{% if add_generation_prompt %}<|assistant|>\n{% endif %}",
+    "alpaca": HEAD + "{% if m.role == 'user' %}### Instruction:\n{{ m.content }}\n\n{% else %}### Response:\n"
+    "{{ m.content }}\n\n{% endif %}" + END + "{% if add_generation_prompt %}### Response:\n{% endif %}",
+    "no_prompt": HEAD + PLAIN + END,
     "kimi": HEAD + "<|im_{{ m.role }}|>{{ m.role }}<|im_middle|>{{ m.content }}{% if m.tool_calls %}"
     "<|tool_calls|>{% for c in m.tool_calls %}<|begin_call|>{{ c.id }}<|args|>{{ c.function.arguments | tojson }}"
     "<|call_end|>{% endfor %}<|tool_calls_end|>{% endif %}<|im_end|>" + END
@@ -183,6 +186,10 @@ SUMS = [*ASKED, call("add", '{"a": 1, "b": 2}'), {"role": "tool", "content": "3"
         ("deepseek", turns("hi", "<think>x</think>hello", "b", "c"), ["hello<|eos|>", "c<|eos|>"]),
         ("deepseek", SUMS, ['<|tool_call|>add\n{"a": 1, "b": 2}<|tool_call_end|><|eos|>', "three<|eos|>"]),
         ("glm", turns("hi", "hello", "b", "c"), ["hello", "c"]),
+        ("no_prompt", turns("hi", " \n hello", "b", "<think>c</think>d"),
+         [" \n hello<|im_end|>", "<think>c</think>d<|im_end|>"]),
+        ("no_prompt", turns("hi", "", "b", " "), ["<|im_end|>", " <|im_end|>"]),
+        ("alpaca", turns("hi", "### Response:\nhello", "b", ""), ["### Response:\nhello"]),
         ("kimi", turns("hi", "hello", "b", "c"), ["hello<|im_end|>", "c<|im_end|>"]),
         ("kimi", SUMS, ["<|tool_calls|><|begin_call|>functions.add:0<|args|>" '{"a": 1, "b": 2}'
                         "<|call_end|><|tool_calls_end|><|im_end|>", "three<|im_end|>"]),

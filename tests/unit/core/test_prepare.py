@@ -16,7 +16,7 @@ from eagle3_core.contract.jobdir import JobDir
 from eagle3_core.contract.params import PrepareParams
 from eagle3_core.contract.spec import JobSpec
 from eagle3_core.data.prepared import load_prepared
-from eagle3_core.errors import BadData, BadRow
+from eagle3_core.errors import BadData, BadInput, BadRow
 from eagle3_core.model.vocab_map import load_vocab_map
 from tests import tiny
 from tests.cases import make_case
@@ -97,6 +97,32 @@ def test_case_c01_rows_without_anything_to_train_on(bench: Bench) -> None:
         prepare(bench, case / "all.jsonl")
     assert prepare(bench, case / "one.jsonl")["rows"] == 3
     assert bench.warned() == ["rows_dropped_nothing_to_train"]
+
+
+def test_case_c02_a_template_without_tags_is_masked_exactly_and_none_at_all_refused(bench: Bench) -> None:
+    case = make_case("C02", bench.root)
+    (bench.verifier / "chat_template.jinja").unlink()
+    for name in ("no_tags", "no_template"):
+        (bench.verifier / "tokenizer_config.json").write_bytes((case / name / "tokenizer_config.json").read_bytes())
+        if name == "no_template":
+            with pytest.raises(BadInput, match="the tokenizer has no chat template"):
+                prepare(bench, case / "data.jsonl")
+            continue
+        prepare(bench, case / "data.jsonl")
+        [row] = load_prepared(bench.out)[1]
+        tokenizer = HuggingFaceTokenizer(bench.verifier)
+        assert tokenizer.decode(row.token_ids_T[row.loss_mask_T].tolist()) == "four<|im_end|>"
+
+
+def test_case_a09_every_token_that_ends_a_text_is_kept(bench: Bench) -> None:
+    case = make_case("A09", bench.root)
+    config = bench.verifier / "config.json"
+    told = {name: json.loads((case / "config.json").read_text())[name] for name in ("eos_token_id", "bos_token_id")}
+    config.write_text(json.dumps(json.loads(config.read_text()) | told))
+    (bench.verifier / "generation_config.json").write_bytes((case / "generation_config.json").read_bytes())
+    prepare(bench, bench.conversations, draft_vocab_size=30)
+    assert {2, 5, 9, 258} <= set(load_vocab_map(bench.out).target_ids_D.tolist())
+    assert bench.warned() == []
 
 
 def test_case_c03_every_row_is_kept_or_has_a_reason(bench: Bench) -> None:

@@ -128,6 +128,11 @@ class HuggingFaceTokenizer:
         if self.inner.chat_template is None:
             raise BadInput(f"{self.directory}: the tokenizer has no chat template (chat_template.jinja)")
 
+    @property
+    def writes_date(self) -> bool:
+        """Whether the chat template asks what day it is."""
+        return "strftime_now(" in str(self.inner.chat_template)
+
     def encode_batch(self, texts: Sequence[str]) -> Sequence[Encoded | BadRow]:
         """Token ids and character offsets of each text, or why there are none; no special tokens are added."""
         if self.inner.is_fast:

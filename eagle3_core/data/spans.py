@@ -108,28 +108,33 @@ class SpanFinder:
                 cannot be told exactly.
         """
         try:
-            return self._find(conversation)
+            rendered = self._find(conversation)
         except BadRow as error:
             if error.reason != TEMPLATE_REFUSES or not _calls_of(conversation):
                 raise
             return self._find(_with_texts_for_arguments(conversation))
+        if any(_is_written_as_python(call, rendered.text) for call in _calls_of(conversation)):
+            return self._find(_with_texts_for_arguments(conversation))
+        return rendered
 
     def _find(self, conversation: Conversation) -> Rendered:
         tracked = self.template.render_tracked(conversation)
         if tracked is not None:
-            return self._tracked(conversation, *tracked)
-        text = self.template.render(conversation)
-        marked = self._marked(conversation, text)
-        _refuse_what_is_left_out(conversation, marked)
+            text, spans = tracked[0], self._tracked(conversation, *tracked)
+        else:
+            text = self.template.render(conversation)
+            marked = self._marked(conversation, text)
+            _refuse_what_is_left_out(conversation, marked)
+            spans = list(self._spans(conversation, marked))
         if conversation.tools and self.template.render(Conversation(conversation.messages)) == text:
             raise BadRow("tools_not_rendered", "the chat template leaves `tools` out: put them into the system message")
-        return Rendered(text, list(self._spans(conversation, marked)))
+        return Rendered(text, spans)
 
     def _marked(self, conversation: Conversation, text: str) -> _Marked:
         if _MARK.search(text) or len(conversation.messages) > _MAX_MESSAGES:
             raise BadRow("cannot_be_marked", "holds characters of plane 16 (private use), or too many messages")
         marked = _read_marks(self.template.render(_with_marks(conversation, "name")))
-        if marked.text == text and _calls_of(conversation) > sum(kind == _CALL for kind, _, _ in marked.marks):
+        if marked.text == text and len(_calls_of(conversation)) > sum(kind == _CALL for kind, _, _ in marked.marks):
             # Some templates write a call's id alone; others want ids of a certain length.
             marked = _read_marks(self.template.render(_with_marks(conversation, "id")))
         if marked.text != text:
@@ -225,44 +230,54 @@ class SpanFinder:
             self._ends = tuple(sorted(found))
         return self._ends
 
-    def _tracked(self, conversation: Conversation, text: str, blocks: list[Span]) -> Rendered:
+    def _tracked(self, conversation: Conversation, text: str, blocks: list[Span]) -> list[Span]:
         """By the blocks of the template, each with the token that ends its turn."""
-        spans = []
-        for start, end in blocks:
-            if end > start:
-                spans.append((start, self._end(text, end, len(text), False, 0)))
+        blocks = [block for block in blocks if block[0] < block[1]]
+        limits = [*(start for start, _ in blocks[1:]), len(text)]
+        spans = [
+            (start, self._end(text, end, limit, False, 0)) for (start, end), limit in zip(blocks, limits, strict=True)
+        ]
         place = 0
         for number, message in enumerate(conversation.messages):
-            answer = _THINK_TAG.split(message["content"])[-1].strip()
-            if message["role"] != "assistant" or not answer or not number:
+            if message["role"] != "assistant" or not number:
                 continue
-            holding = next((span for span in spans if text.find(answer, max(place, span[0]), span[1]) >= 0), None)
-            if holding is None:
-                raise BadRow(
-                    "answer_not_generated",
-                    f"message {number + 1} stands in no {{% generation %}} block of the template",
-                )
-            place = text.find(answer, max(place, holding[0]), holding[1]) + len(answer)
-        return Rendered(text, spans)
+            answer = _THINK_TAG.split(message["content"])[-1].strip()
+            for said in (answer, *(call["function"]["name"] for call in message.get("tool_calls", ()))):
+                found = (text.find(said, max(place, start), end) for start, end in spans)
+                at = next((at for at in found if at >= 0), None)
+                if at is None:
+                    what = f"{said!r:.40} of message {number + 1}"
+                    raise BadRow(
+                        "answer_not_generated", f"{what} stands in no {{% generation %}} block of the template"
+                    )
+                place = at + len(said)
+        return spans
 
 
-def _calls_of(conversation: Conversation) -> int:
-    return sum(len(message.get("tool_calls", ())) for message in conversation.messages)
+def _calls_of(conversation: Conversation) -> list[dict[str, Any]]:
+    return [call for message in conversation.messages for call in message.get("tool_calls", ())]
+
+
+def _is_written_as_python(call: dict[str, Any], text: str) -> bool:
+    """Whether a template that wants JSON text has printed an object."""
+    arguments = call["function"]["arguments"]
+    written = str(arguments)
+    return written in text and written != json.dumps(arguments, ensure_ascii=False)
 
 
 def _with_texts_for_arguments(conversation: Conversation) -> Conversation:
     """A copy for templates that take the arguments of a tool call as JSON text."""
-    messages = []
-    for message in conversation.messages:
-        calls = [
-            call
-            | {
-                "function": call["function"]
-                | {"arguments": json.dumps(call["function"]["arguments"], ensure_ascii=False)}
-            }
-            for call in message.get("tool_calls", ())
-        ]
-        messages.append(message | {"tool_calls": calls} if calls else message)
+
+    def written(call: dict[str, Any]) -> dict[str, Any]:
+        arguments = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+        return call | {"function": call["function"] | {"arguments": arguments}}
+
+    messages = [
+        message | {"tool_calls": [written(call) for call in message["tool_calls"]]}
+        if "tool_calls" in message
+        else message
+        for message in conversation.messages
+    ]
     return Conversation(messages, conversation.tools)
 
 

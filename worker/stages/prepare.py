@@ -55,6 +55,8 @@ def run(context: StageContext) -> StageResult:
     if params.allow_remote_code:
         report_code(context, Path(params.verifier))
     tokenizer = HuggingFaceTokenizer(Path(params.verifier), params.allow_remote_code, verifier.eos_token_ids)
+    if tokenizer.writes_date:
+        context.warn("date_in_template", "the chat template writes the date: prepared on another day, rows are others")
     finder = SpanFinder(tokenizer)
     source = ConversationFile(Path(params.conversations))
     progress = Progress(context, source.size, source.unit)

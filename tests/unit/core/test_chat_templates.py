@@ -72,6 +72,8 @@ TEMPLATES = {
     + "{% if add_generation_prompt %}<|assistant|>\n{% endif %}",
     "alpaca": HEAD + "{% if m.role == 'user' %}### Instruction:\n{{ m.content }}\n\n{% else %}### Response:\n"
     "{{ m.content }}\n\n{% endif %}" + END + "{% if add_generation_prompt %}### Response:\n{% endif %}",
+    "prints": HEAD + "<|im_start|>{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls or [] %}"
+    "{{ c.function.name }}({{ c.function.arguments }}){% endfor %}<|im_end|>\n" + END + PROMPT,
     "no_prompt": HEAD + PLAIN + END,
     "kimi": HEAD + "<|im_{{ m.role }}|>{{ m.role }}<|im_middle|>{{ m.content }}{% if m.tool_calls %}"
     "<|tool_calls|>{% for c in m.tool_calls %}<|begin_call|>{{ c.id }}<|args|>{{ c.function.arguments | tojson }}"
@@ -186,6 +188,7 @@ SUMS = [*ASKED, call("add", '{"a": 1, "b": 2}'), {"role": "tool", "content": "3"
         ("deepseek", turns("hi", "<think>x</think>hello", "b", "c"), ["hello<|eos|>", "c<|eos|>"]),
         ("deepseek", SUMS, ['<|tool_call|>add\n{"a": 1, "b": 2}<|tool_call_end|><|eos|>', "three<|eos|>"]),
         ("glm", turns("hi", "hello", "b", "c"), ["hello", "c"]),
+        ("prints", SUMS, ['add({"a": 1, "b": 2})<|im_end|>', "three<|im_end|>"]),
         ("no_prompt", turns("hi", " \n hello", "b", "<think>c</think>d"),
          [" \n hello<|im_end|>", "<think>c</think>d<|im_end|>"]),
         ("no_prompt", turns("hi", "", "b", " "), ["<|im_end|>", " <|im_end|>"]),
@@ -268,7 +271,8 @@ def test_truncation_and_padding_of_the_tokenizers_own_file_do_not_count(tmp_path
         ("deaf", [*turns("a", "b"), SUMS[2]], "message_not_rendered", "leaves out message 3, of role tool"),
         ("system", SUMS, "tool_calls_not_rendered", "leaves out the tool calls of message 2"),
         ("no_header", turns("a", "b"), "no_header", "no generation prompt is found before message 2"),
-        ("generation_elsewhere", turns("a", "b"), "answer_not_generated", "message 2 stands in no .* block"),
+        ("generation_elsewhere", turns("a", "b"), "answer_not_generated", "'b' of message 2 stands in no .* block"),
+        ("generation", SUMS, "answer_not_generated", "'add' of message 2 stands in no"),
         (None, turns("", "hello")[1:], "nothing_to_train", "answers anything"),
         (None, turns("hi"), "nothing_to_train", "no assistant message"),
         (None, [], "nothing_to_train", "no messages"),

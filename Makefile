@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STATE  ?=
 
-.PHONY: setup check test gpu interop slow chaos bench-api bench-idle bench-extract bench-judge bench-train openapi serve demo clean
+.PHONY: setup check test gpu interop slow chaos bench-api bench-idle bench-extract bench-judge bench-prepare bench-train openapi serve demo clean
 .DEFAULT_GOAL := test
 
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -50,6 +50,10 @@ bench-judge: setup  ## the judge on 9.5 GB made in .bench/: rates, memory, a tra
 
 bench-extract: setup  ## extraction on SmolLM2-135M beside a bare forward pass and the naive way; eight-bit states; the last line is JSON
 	$(BIN)/python -m benchmarks.extract $(if $(ROUNDS),--rounds $(ROUNDS))
+
+bench-prepare: setup  ## prepare beside the tokenizer's own encode_batch, and the vocabulary map; the last line is JSON
+	$(BIN)/python -m benchmarks.vocab
+	$(BIN)/python -m benchmarks.prepare $(if $(VERIFIER),--verifier $(VERIFIER)) $(if $(ROUNDS),--rounds $(ROUNDS))
 
 openapi: setup  ## write docs/openapi.json from the routes
 	$(BIN)/eyas openapi > docs/openapi.json

@@ -10,11 +10,9 @@ from typing import Annotated, Literal
 import typer
 
 from client.console import Json, fail, show_json
+from client.data import data_app
 
 NICE = 19
-
-
-data_app = typer.Typer(help="Rows and hidden states, without a daemon.", no_args_is_help=True)
 
 
 @data_app.command()

@@ -178,7 +178,21 @@ def show_dry_run(answer: dict[str, Any]) -> None:
         lines.append("  time           " + ("" if seconds is None else f"{seconds:.0f} s: ") + look["time"]["basis"])
         lines += [f"  warning [{one['code']}] {one['pointer']}: {one['message']}" for one in look["warnings"]]
         typer.echo(plain("\n".join(lines)))
+        _show_preview(look["preview"])
     typer.echo("nothing was stored")
+
+
+def _show_preview(preview: dict[str, Any] | None) -> None:
+    if preview is None:
+        return
+    if preview["trouble"] is not None:
+        typer.echo(plain(f"  first rows     not shown: {preview['trouble']}"))
+    for row in preview["rows"]:
+        out = "" if row["left_out"] is None else f", left out: {row['left_out']}"
+        typer.echo(plain(f"  line {row['row']}: {row['tokens']} tokens, {row['supervised']} trained on{out}"))
+        for part, trained in row["parts"]:
+            for line in plain(part).splitlines():
+                typer.secho(f"    {'|' if trained else ' '} {line}", fg="green" if trained else None)
 
 
 def _gigabytes(size: int | None) -> str:

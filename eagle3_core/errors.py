@@ -6,6 +6,7 @@
     |  |  |- NotADrafter   a sound config.json of another kind of model
     |  |- UnreadableFile   a weight file whose bytes are not what its name or header says
     |- BadData             data that is damaged, empty or contradicts itself exit 3
+    |  |- BadRow           one row of a data file that cannot be used
     |- Diverged            a loss or gradient that is not finite             exit 4
     |- InvalidCheckpoint   a checkpoint this job wrote was judged invalid    exit 6
     |- GateNotMet          a quality the request asked for was not reached    exit 7
@@ -59,6 +60,15 @@ class BadData(Eagle3Error):
     """Training data or hidden states that are damaged, empty or contradictory."""
 
     exit_code = ExitCode.BAD_DATA
+
+
+class BadRow(BadData):
+    """One row of a data file that cannot be used. `reason` is a stable word; a `damaged` one is no row at all."""
+
+    def __init__(self, reason: str, message: str, damaged: bool = False) -> None:
+        self.reason = reason
+        self.damaged = damaged
+        super().__init__(message)
 
 
 class Diverged(Eagle3Error):

@@ -151,6 +151,23 @@ class Daemon:
 
 
 @pytest.fixture
+def code_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where transformers puts the Python it runs for a verifier, for this test alone."""
+    from transformers import dynamic_module_utils  # noqa: PLC0415 - few tests need it, and it takes seconds
+
+    def forget() -> None:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "transformers_modules"]:
+            del sys.modules[name]
+
+    path = tmp_path / "modules"
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(path))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    forget()
+    yield path
+    forget()
+
+
+@pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Callable[..., SmallDisk]]:
     """Makes file systems of a few megabytes: `small_disk(8 << 20)`."""
     with ExitStack() as mounted:

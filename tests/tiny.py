@@ -121,6 +121,38 @@ def make_verifier_with_code(directory: Path) -> Path:
     return directory
 
 
+def make_python_tokenizer(directory: Path) -> Path:
+    """A tokenizer in Python that tells no offsets, its tokens two bytes each, so that they cut characters."""
+    directory.mkdir(parents=True, exist_ok=True)
+    config = {
+        "tokenizer_class": "PairTokenizer",
+        "auto_map": {"AutoTokenizer": ["tokenization_pair.PairTokenizer", None]},
+        "eos_token": SPECIAL[2],
+        "extra_special_tokens": [SPECIAL[1]],
+    }
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    (directory / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    (directory / "tokenization_pair.py").write_text(
+        "from transformers import PreTrainedTokenizer\n"
+        "class PairTokenizer(PreTrainedTokenizer):\n"
+        "    vocab_size = 256 + 256 * 256\n"
+        "    def get_vocab(self):\n"
+        "        return dict(self.added_tokens_encoder)\n"
+        "    def _tokenize(self, text):\n"
+        "        data = text.encode()\n"
+        "        return [data[i : i + 2].decode('latin-1') for i in range(0, len(data), 2)]\n"
+        "    def _convert_token_to_id(self, token):\n"
+        "        data = token.encode('latin-1')\n"
+        "        return data[0] if len(data) == 1 else 256 + data[0] * 256 + data[1]\n"
+        "    def _convert_id_to_token(self, index):\n"
+        "        data = [index] if index < 256 else divmod(index - 256, 256)\n"
+        "        return bytes(data).decode('latin-1')\n"
+        "    def convert_tokens_to_string(self, tokens):\n"
+        "        return ''.join(tokens).encode('latin-1').decode('utf-8', errors='replace')\n"
+    )
+    return directory
+
+
 def make_conversations(path: Path, count: int = 8) -> Path:
     """JSONL conversations with distinct prompts."""
     lines = [

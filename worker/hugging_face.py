@@ -5,7 +5,9 @@ Weights are read from safetensors alone, never from a pickle.
 """
 
 import contextlib
-from collections.abc import Iterator
+import functools
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,14 @@ import jinja2
 import torch
 import transformers
 from torch import Tensor, nn
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from eagle3_core.contract.jsonfiles import read_json_object
 from eagle3_core.contract.tensor_names import EMBEDDING, FINAL_NORM, Role
-from eagle3_core.data.conversations import Message
-from eagle3_core.errors import BadData, BadInput
+from eagle3_core.data.conversations import Conversation
+from eagle3_core.data.spans import TEMPLATE_REFUSES
+from eagle3_core.data.tokens import Encoded, Spelled
+from eagle3_core.errors import BadData, BadInput, BadRow
 from worker.remote_code import MODEL_CONFIGS, TOKENIZER_CONFIGS, refuse_code
 
 transformers.utils.logging.disable_progress_bar()
@@ -29,17 +34,40 @@ transformers 5.19.0, which builds its text model so."""
 REWINDABLE_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
 """Kinds of layer whose cache is one entry a token."""
 
+THINK_TAGS = ("<think>", "</think>")
+END_MARKERS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|return|>", "<|call|>")
+"""Control tokens that end a turn wherever they exist; configs name but some of them."""
+
+LONGEST_CHARACTER = 16
+"""Tokens that may make up one character, or one cluster a decoder hands out whole."""
+
+_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_TEMPLATE_ERRORS = (
+    jinja2.TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+
 
 class HuggingFaceTokenizer:
     """A `ChatTokenizer` over a tokenizer directory."""
 
-    def __init__(self, directory: Path, allow_remote_code: bool = False) -> None:
+    def __init__(self, directory: Path, allow_remote_code: bool = False, eos_token_ids: Iterable[int] = ()) -> None:
         """Load.
 
+        Args:
+            directory: holds tokenizer.json, or a tokenizer in Python.
+            allow_remote_code: run that Python.
+            eos_token_ids: further tokens that end a text, as the verifier's configs say.
+
         Raises:
-            BadInput: the directory holds no fast tokenizer, or one without a chat template, or one that is code of its
-                own, which was not allowed.
+            BadInput: no tokenizer could be loaded, or only one that is code of its own, which was not allowed.
         """
+        self.directory = directory
         try:
             self.inner = transformers.AutoTokenizer.from_pretrained(
                 directory, local_files_only=True, trust_remote_code=allow_remote_code
@@ -47,53 +75,170 @@ class HuggingFaceTokenizer:
         except (OSError, ValueError, KeyError) as error:
             refuse_code(directory, TOKENIZER_CONFIGS, allow_remote_code)
             raise BadInput(f"{directory}: no tokenizer could be loaded ({error})") from error
-        if not self.inner.is_fast:
-            raise BadInput(f"{directory}: the tokenizer gives no character offsets; a tokenizer.json is needed")
-        if self.inner.chat_template is None:
-            raise BadInput(f"{directory}: the tokenizer has no chat template (chat_template.jinja)")
+        except ImportError as error:
+            raise BadInput(f"{directory}: the tokenizer needs a package that is missing ({error})") from error
+        if self.inner.is_fast:
+            self.inner.backend_tokenizer.no_truncation()
+            self.inner.backend_tokenizer.no_padding()
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._pieces: dict[int, str] = {}
 
-    def render(self, messages: list[Message], add_generation_prompt: bool) -> str:
+    def render(self, conversation: Conversation, add_generation_prompt: bool = False) -> str:
         """The text of a conversation.
 
         Raises:
-            BadData: the template refuses it, by its own word or by stumbling over it.
+            BadRow: the template refuses it, by its own word or by stumbling over it.
+            BadInput: there is no template.
         """
+        self._need_template()
+        tools: Any = conversation.tools
         try:
-            text = self.inner.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt)
-        except (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            raise BadData(f"the verifier's chat template refuses this conversation: {error}") from error
+            text = self.inner.apply_chat_template(
+                conversation.messages,
+                tools=tools,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+            )
+        except _TEMPLATE_ERRORS as error:
+            raise _refused(error) from error
         assert isinstance(text, str)
         return text
 
-    def encode(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Token ids and character offsets; no special tokens are added."""
-        encoded = self.inner(text, add_special_tokens=False, return_offsets_mapping=True)
-        return encoded["input_ids"], encoded["offset_mapping"]
+    def render_tracked(self, conversation: Conversation) -> tuple[str, list[tuple[int, int]]] | None:
+        """The text and its `{% generation %}` blocks; None where the template has none.
+
+        Raises:
+            BadRow: the template refuses it.
+            BadInput: there is no template.
+        """
+        self._need_template()
+        template = self.inner.get_chat_template(tools=conversation.tools)
+        if not _GENERATION.search(template):
+            return None
+        special: dict[str, Any] = self.inner.special_tokens_map
+        tools: Any = conversation.tools
+        try:
+            # A pair of lists, since the blocks are asked for.
+            rendered: Any = render_jinja_template(
+                [conversation.messages],
+                tools=tools,
+                chat_template=template,
+                return_assistant_tokens_mask=True,
+                **special,
+            )
+        except _TEMPLATE_ERRORS as error:
+            raise _refused(error) from error
+        return rendered[0][0], rendered[1][0]
+
+    def _need_template(self) -> None:
+        if self.inner.chat_template is None:
+            raise BadInput(f"{self.directory}: the tokenizer has no chat template (chat_template.jinja)")
+
+    @property
+    def writes_date(self) -> bool:
+        """Whether the chat template asks what day it is."""
+        return "strftime_now(" in str(self.inner.chat_template)
+
+    def encode_batch(self, texts: Sequence[str]) -> Sequence[Encoded | BadRow]:
+        """Token ids and character offsets of each text, or why there are none; no special tokens are added."""
+        if self.inner.is_fast:
+            return self.inner.backend_tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        return [self._spelled(text) for text in texts]
+
+    def _spelled(self, text: str) -> Spelled | BadRow:
+        """Tokens of a tokenizer that tells no offsets: each piece is looked up in the text it must spell.
+
+        Tokens that hold parts of a character are taken together up to where the character is whole.
+        """
+        ids = self.encode(text)
+        offsets: list[tuple[int, int]] = []
+        place = 0
+        while len(offsets) < len(ids):
+            first = len(offsets)
+            for behind in range(first + 1, min(len(ids), first + LONGEST_CHARACTER) + 1):
+                piece = self._piece(ids[first]) if behind == first + 1 else self.decode(ids[first:behind])
+                if text.startswith(piece, place) and piece and not self._goes_on(ids[first : behind + 1], piece):
+                    break
+            else:
+                return BadRow(
+                    "no_offsets",
+                    "the tokenizer gives no character offsets, and its tokens do not spell the text: "
+                    f"{self._piece(ids[first])!r} stands for {text[place : place + 10]!r}; a "
+                    "tokenizer.json is needed",
+                )
+            offsets += [(place, place + len(piece))] * (behind - first)
+            place += len(piece)
+        return Spelled(ids, offsets)
+
+    def _piece(self, token: int) -> str:
+        """The text of one token; decoding in Python is slow, and most tokens come again."""
+        if token not in self._pieces:
+            self._pieces[token] = self.decode([token])
+        return self._pieces[token]
+
+    def _goes_on(self, ids: list[int], piece: str) -> bool:
+        """Whether a replacement character is that of the text, but not whole before the last of these tokens."""
+        return piece.endswith("\ufffd") and self.decode(ids[:-1]) == piece == self.decode(ids)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids; no special tokens are added."""
+        ids = self.inner(text, add_special_tokens=False)["input_ids"]
+        assert isinstance(ids, list)
+        return ids
 
     def decode(self, ids: list[int]) -> str:
         """The text of token ids, control tokens included."""
-        text = self.inner.decode(ids)
+        text = self.inner.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         assert isinstance(text, str)
         return text
 
-    @property
+    def decode_batch(self, rows: Sequence[list[int]]) -> list[str]:
+        """The text of each row of token ids, control tokens included."""
+        if self.inner.is_fast:
+            texts: list[str] = self.inner.backend_tokenizer.decode_batch(list(rows), skip_special_tokens=False)
+            return texts
+        return [self.decode(row) for row in rows]
+
+    @functools.cached_property
+    def special_texts(self) -> frozenset[str]:
+        """Texts that are one token each, whatever stands around them: control tokens, tags."""
+        return frozenset(token.content for token in self.inner.added_tokens_decoder.values())
+
+    @functools.cached_property
+    def stop_texts(self) -> frozenset[str]:
+        """Those of them that end a turn or a text."""
+        added = self.inner.added_tokens_decoder
+        named = {added[token].content for token in self.stop_ids if token in added}
+        return frozenset(named | (self.special_texts & set(END_MARKERS)))
+
+    @functools.cached_property
     def special_ids(self) -> frozenset[int]:
         """Ids of all control tokens: the declared ones and every added token marked special."""
         added = {i for i, token in self.inner.added_tokens_decoder.items() if token.special}
         return frozenset(added | set(self.inner.all_special_ids))
 
-    @property
+    @functools.cached_property
     def kept_ids(self) -> frozenset[int]:
         """Ids a drafter must be able to propose whatever the data says: end of text and turn, think tags."""
-        markers = {"<think>", "</think>", "<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<|return|>"}
         vocabulary = self.inner.get_vocab()
-        return frozenset({vocabulary[marker] for marker in markers if marker in vocabulary} | self.stop_ids)
+        return frozenset(
+            {vocabulary[text] for text in (*THINK_TAGS, *END_MARKERS) if text in vocabulary} | self.stop_ids
+        )
 
-    @property
+    def ids_of(self, texts: Iterable[str]) -> frozenset[int]:
+        """Ids of texts that are one token each."""
+        ids: Any = self.inner.convert_tokens_to_ids(list(texts))
+        return frozenset(ids)
+
+    @functools.cached_property
     def stop_ids(self) -> frozenset[int]:
-        """The token that ends a text, if there is one."""
+        """The tokens that end a text."""
         eos = self.inner.eos_token_id
-        return frozenset() if eos is None else frozenset({eos})
+        return self._eos_token_ids if eos is None else self._eos_token_ids | {eos}
+
+
+def _refused(error: Exception) -> BadRow:
+    return BadRow(TEMPLATE_REFUSES, f"the verifier's chat template refuses this conversation: {error}")
 
 
 def load_model(

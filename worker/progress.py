@@ -19,7 +19,11 @@ class Progress:
 
     def step(self, tokens: int = 0) -> None:
         """One step more, of so many tokens; reports when a second has passed, and at the last step."""
-        self.done += 1
+        self.go_to(self.done + 1, tokens)
+
+    def go_to(self, done: int, tokens: int = 0) -> None:
+        """Steps done by now, and so many tokens more."""
+        self.done = done
         self._tokens += tokens
         now = time.monotonic()
         if now - self._reported < INTERVAL_S and self.done < self._steps:
@@ -27,7 +31,7 @@ class Progress:
         self._reported = now
         elapsed = max(now - self._start, 1e-9)
         rate = self._tokens / elapsed if self._tokens else None
-        eta = elapsed / (self.done - self._before) * (self._steps - self.done)
+        eta = elapsed / max(self.done - self._before, 1) * (self._steps - self.done)
         speed = f", {rate:.0f} tokens/s" if rate else ""
         print(f"{self.done}/{self._steps} {self._unit}{speed}, {eta:.0f} s left", flush=True)
         self._context.events.write(

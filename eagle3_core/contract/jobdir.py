@@ -175,7 +175,7 @@ def is_full(error: OSError) -> bool:
 
 @contextmanager
 def whole_file(path: Path, mode: int = 0o644) -> Iterator[BinaryIO]:
-    """A file to be written, which appears complete and durable at the end, or not at all.
+    """A file to write that appears complete or not at all, and durably, when the block ends.
 
     Raises:
         OSError: the disk is full or the like; names the file.

@@ -93,11 +93,15 @@ class PrepareParams(VerifierParams):
 
     verifier: InputPath = Field(description="verifier directory; its tokenizer and chat template are used")
     conversations: InputPath = Field(
-        description='JSONL file, one conversation a line: {"messages": [{"role", "content"}, ...]}'
+        description="file of conversations: JSONL, one row a line, as it is, .gz or .zst; or .parquet. A row holds "
+        "`messages`, ShareGPT `conversations`, or `input_ids` and `loss_mask`"
     )
     output_dir: OutputPath | None = Field(None, description="default: the job's own artifacts directory")
     draft_vocab_size: int = Field(32_000, ge=1, description="tokens the drafter can propose")
     max_seq_len: int = Field(2048, ge=8, description="tokens; longer rows are cut at the end")
+    max_bad_rows: int = Field(
+        0, ge=0, description="lines that are no row (not JSON, cut, not UTF-8, ...) to leave out before the job fails"
+    )
 
 
 class ExtractParams(VerifierParams):

@@ -1,39 +1,71 @@
-"""Conversations -> token ids and loss mask, through the verifier's own chat template.
+"""Rows of training data in every form they come in, each made into a conversation or into tokens.
 
-The conversation is rendered once and tokenised once, with character offsets. An assistant turn's span runs from the
-end of its generation prompt to its end-of-turn token, that token included: what the verifier itself would emit.
+{"messages": [{"role", "content", "tool_calls"?, "reasoning_content"?}, ...], "tools"?}      as chat APIs write them
+{"conversations": [{"from", "value"}, ...], "system"?, "tools"?}                             ShareGPT
+{"input_ids": [...], "loss_mask": [...]}                                                     tokenised before
+
+Keys and roles of the first two may be mixed within a row. What a row means is decided here and nowhere else.
 """
 
-import hashlib
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol
+from typing import Any
 
-import torch
 from torch import Tensor
 
-from eagle3_core.errors import BadData
+from eagle3_core.errors import BadRow
 
-Message = dict[str, str]
+Message = dict[str, Any]
+"""`role` is one of ROLES' values, `content` a text; `tool_calls`, where there, a list that is not empty."""
+
+ROLES = {
+    "system": "system",
+    "developer": "developer",
+    "user": "user",
+    "human": "user",
+    "assistant": "assistant",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "bot": "assistant",
+    "model": "assistant",
+    "tool": "tool",
+    "function": "tool",
+    "ipython": "tool",
+    "observation": "tool",
+    "function_response": "tool",
+    "tool_response": "tool",
+    "function_call": "assistant",
+    "tool_call": "assistant",
+}
+"""What speakers are called, and who that is; the last two say a tool call, as JSON, in place of a text."""
+
+_CALLS = ("function_call", "tool_call")
+REASONING = ("reasoning_content", "reasoning", "thinking")
+"""Fields of an assistant message that hold what it thought, by the names templates know."""
+
+_SHAPE = (
+    'expected {"messages": [{"role", "content"}, ...]}, {"conversations": [{"from", "value"}, ...]} or '
+    '{"input_ids", "loss_mask"}'
+)
 
 
-class ChatTokenizer(Protocol):
-    """What is needed of a tokenizer with a chat template."""
+@dataclass(frozen=True)
+class Conversation:
+    """Messages in one form, and the JSON schemas of the tools they may call."""
 
-    def render(self, messages: list[Message], add_generation_prompt: bool) -> str:
-        """The text of a conversation; BadData where the template refuses it."""
-        ...
+    messages: list[Message]
+    tools: list[dict[str, Any]] | None = None
 
-    def encode(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Token ids and each one's (start, end) characters; no special tokens are added."""
-        ...
 
-    @property
-    def special_ids(self) -> frozenset[int]:
-        """Ids of control tokens such as end of text and end of turn."""
-        ...
+@dataclass(frozen=True)
+class Tokenised:
+    """A row that was tokenised before: ids and, of the same length, 0 or 1 each."""
+
+    token_ids: list[int]
+    loss_mask: bytes
+
+
+Row = Conversation | Tokenised
 
 
 @dataclass(frozen=True)
@@ -45,113 +77,177 @@ class TokenRow:
     prompt: str
 
 
-def read_conversations(path: Path) -> Iterator[tuple[int, list[Message]]]:
-    """(line number, messages) of each line of a JSONL file; blank lines are passed over.
+def parse_line(raw: bytes) -> Row:
+    """The row of one line of a JSONL file, without its line end.
 
     Raises:
-        BadData: a line is not UTF-8, not JSON, or not a conversation; names the line.
+        BadRow: it is not UTF-8, not JSON, no row, or one that cannot be used; the caller adds file and line.
     """
-    with path.open("rb") as file:
-        for number, raw in enumerate(file, 1):
-            if raw.strip():
-                yield number, _parse(raw, f"{path}, line {number}")
-
-
-def _parse(raw: bytes, where: str) -> list[Message]:
     try:
-        value = json.loads(raw.decode("utf-8"))
+        value = json.loads(raw.decode("utf-8"), object_pairs_hook=_distinct, parse_constant=_no_number)
+    except BadRow:
+        raise
     except UnicodeDecodeError as error:
-        raise BadData(f"{where}: not UTF-8 at byte {error.start}") from error
+        raise BadRow("not_utf8", f"not UTF-8 at byte {error.start}", damaged=True) from error
     except json.JSONDecodeError as error:
-        raise BadData(f"{where}: not JSON ({error.msg} at column {error.colno}); is the line cut?") from error
-    messages = value.get("messages") if isinstance(value, dict) else None
-    if not isinstance(messages, list) or not messages:
-        raise BadData(f'{where}: expected {{"messages": [{{"role", "content"}}, ...]}}')
-    for message in messages:
-        if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
-            raise BadData(f"{where}: every message needs a text `role` and a text `content`")
-    if value.get("tools"):
-        raise BadData(f"{where}: `tools` cannot be rendered; leave them out, or put them into the system message")
-    return messages
+        raise BadRow("not_json", _not_json(raw, error), damaged=True) from error
+    except (RecursionError, ValueError) as error:
+        raise BadRow("not_json", f"not JSON ({error})", damaged=True) from error
+    return parse_row(value)
 
 
-def render(tokenizer: ChatTokenizer, messages: list[Message], add_generation_prompt: bool, where: str) -> str:
-    """The text of a conversation.
+def _not_json(raw: bytes, error: json.JSONDecodeError) -> str:
+    if raw.strip() in (b"[", b"{"):
+        return "not JSON: one value over many lines; write one row a line"
+    return f"not JSON ({error.msg} at column {error.colno}); is the line cut?"
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        names = [name for name, _ in pairs]
+        name = next(name for name in names if names.count(name) > 1)
+        raise BadRow("duplicate_key", f"the key {name!r} occurs twice in one object", damaged=True)
+    return value
+
+
+def _no_number(word: str) -> None:
+    raise BadRow("not_json", f"{word} is not JSON", damaged=True)
+
+
+def parse_row(value: object) -> Row:
+    """The row of a decoded value; columns that are null are absent.
 
     Raises:
-        BadData: the chat template refuses it; names the place.
+        BadRow: it is no row, or one that cannot be used.
     """
-    try:
-        return tokenizer.render(messages, add_generation_prompt)
-    except BadData as error:
-        raise BadData(f"{where}: {error}") from error
-
-
-def tokenize(tokenizer: ChatTokenizer, messages: list[Message], where: str) -> TokenRow:
-    """Token ids and the mask of what the assistant said.
-
-    Raises:
-        BadData: the template refuses the conversation or rewrites earlier turns, an answer has nothing before it, or
-            the masked text is not what was said.
-    """
-    if messages[0]["role"] == "assistant":
-        raise BadData(f"{where}: begins with an assistant message, which answers nothing; give the user's turn first")
-    text = render(tokenizer, messages, False, where)
-    ids, offsets = tokenizer.encode(text)
-    mask = [False] * len(ids)
-    for turn, message in enumerate(messages):
-        if message["role"] != "assistant":
-            continue
-        start = _prefix_length(tokenizer, messages[:turn], True, text, where)
-        limit = _prefix_length(tokenizer, messages[: turn + 1], False, text, where)
-        # A template may trim what was said; where it does not, the blanks behind it are part of the answer.
-        ends = (_end_of(said, text, start, limit) for said in (message["content"], message["content"].strip()))
-        end = next((end for end in ends if end is not None), None)
-        if end is None:
-            raise BadData(f"{where}: the chat template changed message {turn + 1}; it cannot be masked exactly")
-        _mask_turn(ids, offsets, mask, (start, end), tokenizer.special_ids)
-    first = mask.index(True) if True in mask else len(ids)
-    digest = hashlib.sha256(json.dumps(ids[:first]).encode()).hexdigest()[:16]
-    return TokenRow(torch.tensor(ids, dtype=torch.int64), torch.tensor(mask, dtype=torch.bool), digest)
-
-
-def _prefix_length(tokenizer: ChatTokenizer, messages: list[Message], prompt: bool, text: str, where: str) -> int:
-    """Characters of `text` that these first messages render to."""
-    rendered = render(tokenizer, messages, prompt, where)
-    if not text.startswith(rendered):
-        raise BadData(
-            f"{where}: the chat template renders earlier turns differently once others follow; "
-            "give each assistant turn a conversation of its own"
+    if not isinstance(value, dict):
+        kind = "an array" if isinstance(value, list) else f"{value!r:.40}"
+        raise BadRow("not_a_row", f"{kind} where an object is meant; {_SHAPE}", damaged=True)
+    row = {name: part for name, part in value.items() if part is not None}
+    forms = [name for name in ("messages", "conversations", "input_ids") if name in row]
+    if len(forms) > 1:
+        forms = (
+            [name for name in forms if len(row[name])] if all(isinstance(row[name], list) for name in forms) else forms
         )
-    return len(rendered)
+    if not forms:
+        raise BadRow("not_a_row", _SHAPE, damaged=True)
+    if len(forms) > 1:
+        raise BadRow("ambiguous", f"holds {' and '.join(forms)}: which of them is the row?")
+    return _tokenised(row) if forms[0] == "input_ids" else _conversation(row, forms[0])
 
 
-def _end_of(said: str, text: str, start: int, limit: int) -> int | None:
-    """Where the answer ends: it stands right at the start, or behind what the template puts before it."""
-    found = start if text.startswith(said, start, limit) else text.rfind(said, start, limit)
-    return None if found < 0 else found + len(said)
+def _tokenised(row: dict[str, Any]) -> Tokenised:
+    ids, mask = row["input_ids"], row.get("loss_mask")
+    if not isinstance(ids, list) or not all(type(token) is int and token >= 0 for token in ids):
+        raise BadRow("not_a_row", "input_ids is not a list of token ids", damaged=True)
+    if not isinstance(mask, list) or not all(flag in (0, 1) for flag in mask):
+        raise BadRow("not_a_row", "loss_mask, which input_ids needs, is not a list of 0 and 1", damaged=True)
+    if len(ids) != len(mask):
+        raise BadRow("not_a_row", f"{len(ids)} input_ids, {len(mask)} in loss_mask", damaged=True)
+    return Tokenised(ids, bytes(map(int, mask)))
 
 
-def _mask_turn(
-    ids: list[int],
-    offsets: list[tuple[int, int]],
-    mask: list[bool],
-    span: tuple[int, int],
-    special: frozenset[int],
-) -> None:
-    """Mark the tokens of the span and the end-of-turn token that follows directly."""
-    start, end = span
-    for index, (left, right) in enumerate(offsets):
-        if left == right:
-            # Some tokenizers trim blanks off their offsets: a token of blanks alone stands, empty, at its end.
-            mask[index] = start < right <= end
-        elif left >= end:
-            mask[index] = ids[index] in special
-            return
-        elif left >= start:
-            mask[index] = True
+def _conversation(row: dict[str, Any], form: str) -> Conversation:
+    given = row[form]
+    if not isinstance(given, list):
+        raise BadRow("not_a_row", f"{form} is not a list; {_SHAPE}", damaged=True)
+    messages = [_message(message, number) for number, message in enumerate(given, 1)]
+    system = row.get("system")
+    if isinstance(system, str) and system and not (messages and messages[0]["role"] == "system"):
+        messages.insert(0, {"role": "system", "content": system})
+    return Conversation(messages, _tools(row.get("tools")))
 
 
-def cut(row: TokenRow, max_seq_len: int) -> TokenRow:
-    """The row's first `max_seq_len` tokens."""
-    return TokenRow(row.token_ids_T[:max_seq_len], row.loss_mask_T[:max_seq_len], row.prompt)
+def _message(given: object, number: int) -> Message:
+    """A message with `role` and `content`, whatever they are called."""
+    if not isinstance(given, dict):
+        raise BadRow("not_a_row", f"message {number} is not an object", damaged=True)
+    message = {name: part for name, part in given.items() if part is not None}
+    speaker = message.pop("role", message.pop("from", None))
+    if not isinstance(speaker, str):
+        raise BadRow(
+            "not_a_row", f"every message needs a text `role` (or `from`); message {number} has none", damaged=True
+        )
+    role = ROLES.get(speaker.lower())
+    if role is None:
+        raise BadRow("unknown_role", f"message {number} is by {speaker!r:.40}; known are {', '.join(ROLES)}")
+    content = message.pop("content", message.pop("value", None))
+    message["role"] = role
+    if speaker.lower() in _CALLS:
+        message["content"], message["tool_calls"] = "", _said_calls(content, number)
+        return message
+    calls = _calls(message.pop("tool_calls", None), number)
+    if calls:
+        message["tool_calls"] = calls
+    if "reasoning" in message:  # one field, called this way by some servers and that way by others
+        message.setdefault("reasoning_content", message["reasoning"])
+    if not all(isinstance(message.get(name, ""), str) for name in REASONING):
+        raise BadRow("not_a_row", f"the reasoning of message {number} is not a text", damaged=True)
+    said_otherwise = bool(calls) or any(message.get(name) for name in REASONING)
+    message["content"] = _text(content, number, role == "assistant" and said_otherwise)
+    return message
+
+
+def _text(content: object, number: int, may_be_absent: bool) -> str:
+    if isinstance(content, str):
+        return content
+    if content is None and may_be_absent:
+        return ""
+    if isinstance(content, list) and all(isinstance(part, dict) for part in content):
+        others = [part.get("type") for part in content if not isinstance(part.get("text"), str)]
+        if others:
+            raise BadRow(
+                "not_text", f"message {number} holds a part of type {others[0]!r:.40}; only text can be trained on"
+            )
+        return "".join(part["text"] for part in content)
+    raise BadRow(
+        "not_a_row", f"every message needs a text `content` (or `value`); message {number} has none", damaged=True
+    )
+
+
+def _calls(given: object, number: int) -> list[dict[str, Any]]:
+    """Tool calls with their arguments as an object, which is how servers hand them to the template."""
+    if given is None or given == []:
+        return []
+    calls = []
+    for call in given if isinstance(given, list) else [None]:
+        function = call.get("function", call) if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
+            raise BadRow("bad_tool_call", f"message {number}: a tool call is {{'function': {{'name', 'arguments'}}}}")
+        arguments = _arguments(function.get("arguments", {}), number)
+        named = {"id": call["id"]} if isinstance(call, dict) and isinstance(call.get("id"), str) else {}
+        calls.append({**named, "type": "function", "function": {"name": function["name"], "arguments": arguments}})
+    return calls
+
+
+def _arguments(given: object, number: int) -> object:
+    if not isinstance(given, str):
+        return given
+    try:
+        return json.loads(given, parse_constant=_no_number) if given.strip() else {}
+    except (ValueError, RecursionError) as error:
+        raise BadRow(
+            "bad_tool_call", f"message {number}: the arguments of a tool call are not JSON ({error})"
+        ) from error
+
+
+def _said_calls(content: object, number: int) -> list[dict[str, Any]]:
+    try:
+        said = json.loads(content) if isinstance(content, str) else content
+    except (ValueError, RecursionError) as error:
+        raise BadRow("bad_tool_call", f"message {number} is a tool call that is not JSON ({error})") from error
+    return _calls(said if isinstance(said, list) else [said], number)
+
+
+def _tools(given: object) -> list[dict[str, Any]] | None:
+    if isinstance(given, str):
+        try:
+            given = json.loads(given) if given.strip() else None
+        except (ValueError, RecursionError) as error:
+            raise BadRow("bad_tools", f"`tools` is a text that is not JSON ({error})") from error
+    if given is None or given == []:
+        return None
+    if not isinstance(given, list) or not all(isinstance(tool, dict) for tool in given):
+        raise BadRow("bad_tools", "`tools` is not a list of JSON schemas")
+    return given

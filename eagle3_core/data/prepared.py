@@ -2,32 +2,97 @@
 
 <dir>/rows.safetensors       input_ids int32 [n], loss_mask bool [n], offsets int64 [rows + 1]
 <dir>/vocab_map.safetensors  d2t, t2d, token_counts
+<dir>/report.json            rows read, kept and left out, by reason, with the first lines of each
 <dir>/prepared.json          prompts, sizes, fingerprints; written last
 """
 
+import json
+import os
+import shutil
+import struct
+from array import array
 from pathlib import Path
+from typing import BinaryIO, Self
 
 import torch
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file
 
 from eagle3_core.contract.headers import read_header
-from eagle3_core.contract.jobdir import write_whole
+from eagle3_core.contract.jobdir import whole_file, write_whole
 from eagle3_core.contract.prepared_files import MANIFEST, PreparedManifest, load_manifest
 from eagle3_core.data.conversations import TokenRow
+from eagle3_core.data.tokens import MaskedRow
 from eagle3_core.errors import BadData
 
 ROWS = "rows.safetensors"
+COPY_BYTES = 1 << 20
 
 
-def save_rows(directory: Path, rows: list[TokenRow]) -> None:
-    """Write rows.safetensors."""
-    lengths = torch.tensor([0, *(len(row.token_ids_T) for row in rows)], dtype=torch.int64)
-    tensors = {
-        "input_ids": torch.cat([row.token_ids_T for row in rows]).to(torch.int32),
-        "loss_mask": torch.cat([row.loss_mask_T for row in rows]),
-        "offsets": lengths.cumsum(0),
-    }
-    write_whole(directory / ROWS, save(tensors, metadata={"format": "pt"}))
+class RowWriter:
+    """Writes rows.safetensors row by row; what it needs memory for is eight bytes a row.
+
+    Ids and mask go into a file each, which are put together at the end: the format wants whole tensors, one behind the
+    other. Files that a killed process leaves behind are named as those of `write_whole`, and removed like them.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / ROWS
+        self._offsets = array("q", [0])
+        self._ids = self._open("input_ids")
+        self._mask = self._open("loss_mask")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in (self._ids, self._mask):
+            file.close()
+            Path(file.name).unlink(missing_ok=True)
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all rows so far."""
+        return self._offsets[-1]
+
+    def add(self, row: MaskedRow) -> None:
+        """Append one row."""
+        self._ids.write(array("i", row.token_ids).tobytes())
+        self._mask.write(row.loss_mask)
+        self._offsets.append(self.tokens + len(row.token_ids))
+
+    def finish(self) -> None:
+        """Write rows.safetensors.
+
+        Raises:
+            OSError: the disk is full or the like; names the file.
+        """
+        with whole_file(self._path) as file:
+            file.write(self._header())
+            file.write(self._offsets.tobytes())
+            for part in (self._ids, self._mask):
+                part.seek(0)
+                shutil.copyfileobj(part, file, COPY_BYTES)
+
+    def _header(self) -> bytes:
+        """Source: the safetensors format, https://huggingface.co/docs/safetensors; aligned tensors come first."""
+        header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+        begin = 0
+        for name, dtype, count, width in (
+            ("offsets", "I64", len(self._offsets), 8),
+            ("input_ids", "I32", self.tokens, 4),
+            ("loss_mask", "BOOL", self.tokens, 1),
+        ):
+            header[name] = {"dtype": dtype, "shape": [count], "data_offsets": [begin, begin + count * width]}
+            begin += count * width
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        return struct.pack("<Q", len(text)) + text
+
+    def _open(self, name: str) -> BinaryIO:
+        return self._path.with_name(f".{name}.{os.getpid()}.tmp").open("w+b")
 
 
 def save_manifest(directory: Path, manifest: PreparedManifest) -> None:

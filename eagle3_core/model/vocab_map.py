@@ -39,8 +39,21 @@ class VocabMap:
         return int(self.counts_V[self.t2d_V].sum()) / total if total else 1.0
 
 
+def count_supervised(counts_V: Tensor, token_ids_T: Tensor, loss_mask_T: Tensor) -> int:
+    """Add the supervised tokens to `counts_V`; returns how many they are.
+
+    Args:
+        counts_V: int64 [V]; occurrences per token so far.
+        token_ids_T: integer [T], each of 0..V-1.
+        loss_mask_T: bool [T].
+    """
+    supervised = token_ids_T[loss_mask_T]
+    counts_V += torch.bincount(supervised, minlength=len(counts_V))
+    return len(supervised)
+
+
 def build_vocab_map(counts_V: Tensor, draft_vocab_size: int, always: Iterable[int]) -> VocabMap:
-    """The most frequent tokens, ties by id, with the special ones always among them.
+    """The most frequent tokens, ties by id, with the special ones always among them; in O(V).
 
     Args:
         counts_V: int64 [V]; occurrences per token, supervised positions only.
@@ -60,8 +73,11 @@ def build_vocab_map(counts_V: Tensor, draft_vocab_size: int, always: Iterable[in
         )
     rank = counts_V.clone()
     rank[special] = torch.iinfo(torch.int64).max
-    chosen = torch.sort(rank, descending=True, stable=True).indices[:draft_vocab_size].sort().values
-    vocab_map = map_of_tokens(chosen, counts_V)
+    least = rank.kthvalue(vocab_size - draft_vocab_size + 1).values
+    chosen_V = rank > least
+    ties = (rank == least).nonzero()[:, 0]
+    chosen_V[ties[: draft_vocab_size - int(chosen_V.sum())]] = True
+    vocab_map = map_of_tokens(chosen_V.nonzero()[:, 0], counts_V)
     if fault := map_fault(vocab_map.d2t_D, vocab_map.t2d_V, vocab_size):
         raise BadInput(f"draft_vocab_size {draft_vocab_size} cannot be filled from this data: {fault}")
     return vocab_map
@@ -78,11 +94,16 @@ def map_fault(d2t_D: Tensor, t2d_V: Tensor | None, vocab_size: int) -> str | Non
     """What is wrong with a map in either order, or None; t2d is compared where it is given."""
     tokens_D = torch.arange(len(d2t_D)) + d2t_D
 
+    def named(ids_D: Tensor) -> Tensor:
+        named_V = torch.zeros(vocab_size, dtype=torch.bool)
+        named_V[ids_D] = True
+        return named_V
+
     def distinct(ids_D: Tensor) -> bool:
-        return len(ids_D.unique()) == len(ids_D) and 0 <= int(ids_D.min()) <= int(ids_D.max()) < vocab_size
+        return 0 <= int(ids_D.min()) <= int(ids_D.max()) < vocab_size and int(named(ids_D).sum()) == len(ids_D)
 
     def agrees(ids_D: Tensor) -> bool:
-        return t2d_V is None or torch.equal(ids_D.sort().values, t2d_V.nonzero()[:, 0])
+        return t2d_V is None or torch.equal(named(ids_D).nonzero()[:, 0], t2d_V.nonzero()[:, 0])
 
     if len(d2t_D) < vocab_size and not bool(d2t_D.any()):
         return f"d2t is all zero: draft ids stand for the tokens 0..{len(d2t_D) - 1}, an arbitrary slice"

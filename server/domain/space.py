@@ -45,9 +45,10 @@ class Need:
 
 
 def prepare_need(conversations_bytes: int, vocab_size: int) -> Need:
-    """Of prepare: a token for every four bytes of text, five bytes each, and the prompts' digests."""
+    """Of prepare: a token for every four bytes of text, five bytes each, twice while they are put together; digests."""
     return Need(
-        2 * conversations_bytes + 17 * vocab_size, f"about twice the {shown(conversations_bytes)} of conversations"
+        3 * conversations_bytes + 17 * vocab_size,
+        f"about three times the {shown(conversations_bytes)} of conversations, more where they are compressed",
     )
 
 

@@ -31,6 +31,7 @@ _BY_NAME: dict[str, Role] = {
     "prepared.json": "index",
     "vocab_map.safetensors": "vocabulary_map",
     "rows.safetensors": "tokens",
+    "report.json": "report",
 }
 
 

@@ -26,6 +26,7 @@ from server.services.conflicts import Doubt, is_too_large, row_lengths
 from server.services.drafts import Draft, Placed, draft_all, needs_of
 from server.services.models import count_numbers, read_verifier
 from server.services.paths import resolve
+from server.services.preview import Preview, preview_of
 from server.services.runtime import Runtime
 from server.services.sizes import drafter_of, need_of
 from server.system import disk
@@ -91,6 +92,7 @@ class Preflight(BaseModel):
     space: SpaceCheck
     gpu_memory: MemoryCheck
     time: TimeCheck
+    preview: Preview | None = Field(description="of prepare: its first rows, and what of them is trained on")
     warnings: list[DryWarning]
 
 
@@ -170,6 +172,7 @@ class _Look:
             space=self._space(),
             gpu_memory=memory,
             time=self._time(),
+            preview=preview_of(self._draft.params, self._runtime.settings.worker_python),
             warnings=[DryWarning(**vars(doubt)) for doubt in self._doubts],
         )
 

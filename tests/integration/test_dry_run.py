@@ -114,6 +114,11 @@ def test_a_chain_is_judged_before_any_of_it_exists(inputs):
         },
     }  # fmt: skip
     prepare, extract, train, evaluate = look(daemon, pipeline)
+    first, *others = prepare["preflight"]["preview"]["rows"]
+    assert (prepare["preflight"]["preview"]["trouble"], len(others)) == (None, 2)
+    assert (first["tokens"], first["left_out"]) == (64, None)
+    assert others[0]["row"] == 2
+    assert extract["preflight"]["preview"] is None
     assert prepare["output_dir"] is None
     assert extract["depends_on"] == ["prepare"]
     assert train["depends_on"] == ["prepare", "extract"] or train["depends_on"] == ["extract", "prepare"]
@@ -134,6 +139,33 @@ def test_a_chain_is_judged_before_any_of_it_exists(inputs):
     with pytest.raises(ApiError) as error:
         daemon.client.dry_run(pipeline)
     assert "num_hidden_layers 8, the verifier has 9" in error.value.fields[0]["message"]
+
+
+def test_the_first_rows_of_a_preparation_are_shown_and_what_is_wrong_with_them(inputs, tmp_path):
+    daemon, params = inputs
+    source = daemon.root / "odd.jsonl"
+    tiny.make_conversations(source, 1)
+    with source.open("a") as file:
+        file.write('{"messages": [{"role": "narrator", "content": "x"}]}\n[]\n')
+    wanted = {"verifier": params["verifier"], "conversations": str(source), "draft_vocab_size": 48}
+    request = {"stage": "prepare", "params": wanted}
+    [job] = look(daemon, request)
+    first, second, third = job["preflight"]["preview"]["rows"]
+    assert [text for text, trained in first["parts"] if trained] == ["The number is 0, and 0 it is.<|im_end|>"]
+    assert second["left_out"].startswith("unknown_role: message 1 is by 'narrator'")
+    assert third["left_out"].startswith("not_a_row: an array")
+    file = tmp_path / "request.json"
+    file.write_text(json.dumps(request))
+    command = daemon.command("submit", "--state", str(daemon.state), "--dry-run", str(file))
+    shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert "    | The number is 0, and 0 it is.<|im_end|>" in shown
+    assert "line 2: 0 tokens, 0 trained on, left out: unknown_role" in shown
+    source.write_bytes(b"\xff\xfe")
+    (daemon.root / "damaged.parquet").write_bytes(b"PAR1")
+    [job] = look(
+        daemon, {"stage": "prepare", "params": wanted | {"conversations": str(daemon.root / "damaged.parquet")}}
+    )
+    assert "not a Parquet file" in job["preflight"]["preview"]["trouble"]
 
 
 def test_what_surely_fails_is_refused_at_once(inputs):

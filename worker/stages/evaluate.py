@@ -11,12 +11,13 @@ from eagle3_core.checkpoint.judge import judge
 from eagle3_core.contract.jobdir import write_json
 from eagle3_core.contract.params import EvaluateParams
 from eagle3_core.contract.verifier_files import VerifierFiles, read_verifier_files
-from eagle3_core.data.conversations import read_conversations, render
-from eagle3_core.errors import BadData, BadInput, GateNotMet, InvalidCheckpoint
+from eagle3_core.data.conversations import Conversation
+from eagle3_core.errors import BadData, BadInput, BadRow, GateNotMet, InvalidCheckpoint
 from eagle3_core.evaluation.rounds import RoundCounts
 from eagle3_core.evaluation.speculate import decode_greedy, decode_speculative
 from eagle3_core.evaluation.walk import walk
 from worker.context import StageContext, StageResult
+from worker.conversation_files import read_conversations
 from worker.device import pick_device
 from worker.hugging_face import HuggingFaceSession, HuggingFaceTokenizer, capture_states, load_model
 from worker.progress import Progress
@@ -141,13 +142,18 @@ def read_prompts(path: Path, tokenizer: HuggingFaceTokenizer, limit: int) -> lis
         BadData: the file holds no prompt, or a line that is none.
     """
     prompts = []
-    for line, messages in read_conversations(path):
+    for line, row in read_conversations(path):
         where = f"{path}, line {line}"
-        turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-        asked = messages[: turns[-1]] if turns else messages
-        if not asked:
+        if not isinstance(row, Conversation):
+            raise BadData(f"{where}: tokenised before; prompts are messages")
+        turns = [i for i, message in enumerate(row.messages) if message["role"] == "assistant"]
+        asked = Conversation(row.messages[: turns[-1]] if turns else row.messages, row.tools)
+        if not asked.messages:
             raise BadData(f"{where}: begins with an assistant message; give the user's turn first")
-        prompts.append(tokenizer.encode(render(tokenizer, asked, True, where))[0])
+        try:
+            prompts.append(tokenizer.encode(tokenizer.render(asked, True)))
+        except BadRow as error:
+            raise BadData(f"{where}: {error}") from error
         if len(prompts) == limit:
             break
     if not prompts:

@@ -1,6 +1,5 @@
 """Conversations, prepared rows, vocabulary map, split and store."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from eagle3_core.data.conversations import read_conversations, tokenize
 from eagle3_core.data.prepared import load_prepared
 from eagle3_core.data.split import split_by_prompt
 from eagle3_core.data.store import HiddenStateStore, check_states
@@ -17,78 +15,6 @@ from eagle3_core.errors import BadData, BadInput
 from eagle3_core.model.vocab_map import build_vocab_map, load_vocab_map, save_vocab_map
 from tests import tiny
 from tests.unit.core.test_golden import GOLDEN
-
-
-class ByteTokenizer:
-    """One token a byte, and one each for the marks of the tiny chat template."""
-
-    special_ids = frozenset({256, 257, 258})
-
-    def render(self, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
-        text = "".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in messages)
-        return text + "<|im_start|>assistant\n" * add_generation_prompt
-
-    def encode(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        ids, offsets, at = [], [], 0
-        while at < len(text):
-            mark = next((mark for mark in tiny.SPECIAL if text.startswith(mark, at)), None)
-            ids.append(256 + tiny.SPECIAL.index(mark) if mark else ord(text[at]))
-            offsets.append((at, at + len(mark or "x")))
-            at = offsets[-1][1]
-        return ids, offsets
-
-    def decode(self, ids: list[int]) -> str:
-        return "".join(tiny.SPECIAL[i - 256] if i >= 256 else chr(i) for i in ids)
-
-
-def turns(*contents: str) -> list[dict[str, str]]:
-    return [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(contents)]
-
-
-def test_the_mask_is_what_the_assistant_said_and_its_end_of_turn() -> None:
-    tokenizer = ByteTokenizer()
-    row = tokenize(tokenizer, turns("Hi assistant\n", "Hello", "Again", "Hello"), "line 1")
-    assert tokenizer.decode(row.token_ids_T[row.loss_mask_T].tolist()) == "Hello<|im_end|>Hello<|im_end|>"
-    first = int(row.loss_mask_T.nonzero()[0])
-    assert tokenizer.decode(row.token_ids_T[:first].tolist()).endswith("<|im_start|>assistant\n")
-
-
-def test_an_answer_that_repeats_the_question_is_masked_at_its_own_place() -> None:
-    tokenizer = ByteTokenizer()
-    row = tokenize(tokenizer, turns("yes", "yes", "yes", "no"), "line 1")
-    assert tokenizer.decode(row.token_ids_T[row.loss_mask_T].tolist()) == "yes<|im_end|>no<|im_end|>"
-
-
-def test_rows_of_one_prompt_share_its_digest() -> None:
-    tokenizer = ByteTokenizer()
-    first, second, other = (tokenize(tokenizer, turns(*t), "x") for t in (("a", "b"), ("a", "c"), ("d", "b")))
-    assert first.prompt == second.prompt != other.prompt
-
-
-def test_a_template_that_changes_an_answer_is_refused() -> None:
-    class Shouting(ByteTokenizer):
-        def render(self, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
-            return super().render(messages, add_generation_prompt).replace("hello", "HELLO")
-
-    with pytest.raises(BadData, match="line 7: the chat template changed message 2"):
-        tokenize(Shouting(), turns("a", "hello"), "line 7")
-
-
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        (b'{"messages": [{"role": "user"', "line 2: not JSON"),
-        (b'{"messages": "\xff"}', "line 2: not UTF-8"),
-        (b'{"text": "x"}', "line 2: expected"),
-        (b"[]", "line 2: expected"),
-        (b'{"messages": [{"role": "user", "content": 3}]}', "line 2: every message"),
-    ],
-)
-def test_a_bad_line_is_named(tmp_path: Path, line: bytes, said: str) -> None:
-    path = tmp_path / "conversations.jsonl"
-    path.write_bytes(json.dumps({"messages": turns("a", "b")}).encode() + b"\n" + line + b"\n")
-    with pytest.raises(BadData, match=said):
-        list(read_conversations(path))
 
 
 def test_the_draft_vocabulary_is_the_most_frequent_tokens_and_always_the_special_ones(tmp_path: Path) -> None:
@@ -104,6 +30,14 @@ def test_the_draft_vocabulary_is_the_most_frequent_tokens_and_always_the_special
 
 def test_fewer_tokens_than_the_draft_vocabulary_are_filled_up_by_id() -> None:
     assert build_vocab_map(torch.tensor([0, 0, 0, 3, 0]), 3, always=[]).target_ids_D.tolist() == [0, 1, 3]
+
+
+def test_ties_are_broken_by_id_whatever_the_size() -> None:
+    generator = torch.Generator().manual_seed(0)
+    counts = torch.randint(0, 4, (200,), generator=generator)
+    for size in (20, 57, 199, 200):
+        by_rank = sorted(range(200), key=lambda token: (token not in (150, 199), -int(counts[token]), token))
+        assert build_vocab_map(counts, size, [150, 199]).target_ids_D.tolist() == sorted(by_rank[:size])
 
 
 @pytest.mark.parametrize("size", [0, 6])
@@ -266,10 +200,3 @@ def test_damaged_rows_are_refused_by_file(tmp_path: Path, spoil: Any, said: str)
     save_file(tensors, path)
     with pytest.raises(BadData, match=f"rows.safetensors: .*{said}"):
         load_prepared(tmp_path / "prepared")
-
-
-def test_tools_that_would_be_left_out_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "conversations.jsonl"
-    path.write_text(json.dumps({"messages": turns("a", "b"), "tools": [{"name": "f"}]}))
-    with pytest.raises(BadData, match="line 1: `tools` cannot be rendered"):
-        list(read_conversations(path))

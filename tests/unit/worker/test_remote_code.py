@@ -4,7 +4,6 @@ import json
 
 import pytest
 import torch
-import transformers
 
 from eagle3_core.errors import BadInput
 from tests import tiny
@@ -14,8 +13,8 @@ from worker.remote_code import named_code
 CPU = torch.device("cpu")
 
 
-def test_a_model_of_its_own_code_is_loaded_only_when_allowed(tmp_path, monkeypatch):
-    monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+@pytest.mark.usefixtures("code_cache")
+def test_a_model_of_its_own_code_is_loaded_only_when_allowed(tmp_path):
     verifier = tiny.make_verifier_with_code(tmp_path / "v")
     with pytest.raises(BadInput, match=r"configuration_own\.py, modeling_own\.py.*allow_remote_code"):
         load_model(verifier, CPU, torch.float32)

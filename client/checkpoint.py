@@ -54,9 +54,9 @@ def verify(
     elif form == "sarif":
         print(json.dumps(to_sarif(verdict, path, version("eyas")), indent=2))
     else:
-        _show(path, verdict)
+        show_verdict(path, verdict)
         if servers:
-            _show_servers(verdict.servers)
+            show_servers(verdict.servers)
     return EXIT_STATUS[verdict.verdict]
 
 
@@ -95,7 +95,8 @@ def _judge(
     return judge(path, previous=previous, verifier=verifier, max_mb_per_s=max_mb_per_s)
 
 
-def _show(path: Path, verdict: Verdict) -> None:
+def show_verdict(path: Path, verdict: Verdict) -> None:
+    """Print the verdict, and a table of the findings."""
     console = Console()
     console.print(f"[bold {_STYLES[verdict.verdict]}]{verdict.verdict}[/]  {escape(str(path))}")
     if not verdict.findings:
@@ -112,7 +113,8 @@ def _show(path: Path, verdict: Verdict) -> None:
     console.print(table)
 
 
-def _show_servers(servers: tuple[Servability, ...]) -> None:
+def show_servers(servers: tuple[Servability, ...]) -> None:
+    """Print a table: what each server does, and why."""
     console = Console()
     table = Table(show_edge=False, pad_edge=False)
     for title in ("server", "what it does", "why, and what to do"):

@@ -5,7 +5,8 @@ D draft vocabulary, A aux states.
 
 from collections.abc import Callable
 
-from eagle3_core.checkpoint.serving_facts import Facts, States
+from eagle3_core.checkpoint.layer_ids import States
+from eagle3_core.checkpoint.serving_facts import Facts
 
 Condition = Callable[[Facts], str | None]
 

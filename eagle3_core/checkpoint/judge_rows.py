@@ -36,7 +36,7 @@ class _Rows:
         ours = torch.frombuffer(raw, dtype=self._dtype).view(-1, self._columns)
         size = max(_BLOCK_VALUES // self._columns, 1)
         for first in range(0, len(ours), size):
-            wanted = self._rows[self._seen + first : self._seen + first + size]
+            wanted = self._rows[self._seen + first : self._seen + min(first + size, len(ours))]
             if len(wanted):
                 block = ours[first : first + len(wanted)]
                 yield self._seen + first, block, load_rows(self._theirs, wanted)

@@ -12,6 +12,7 @@ from eagle3_core.checkpoint.serving_conditions import (
     Condition,
     disordered,
     dropped_by_sglang,
+    dropped_by_vllm,
     first_runner,
     full_map,
     layer_type,
@@ -102,6 +103,8 @@ RULES: tuple[Rule, ...] = (
     # vLLM
     Rule("unknown_tensor", _VLLM, "refuses", "provoked", "models/utils.py: no module or parameter named ...",
          unknown_to_vllm, "Remove or rename the tensor."),
+    Rule("input_norm_dropped", _VLLM, "loads_wrongly", "provoked", "load_weights of llama_eagle3.py and "
+         "qwen3_eagle3.py leaves it out without norm_before_fc", dropped_by_vllm, "Set the flag."),
     Rule("head_missing", _VLLM, "loads_wrongly", "provoked", "logits_processor.py cuts the verifier's logits to the "
          "first D; on vLLM 0.32: 1.00", reduced_without("lm_head.weight"), "Ship lm_head.weight."),
     Rule("map_missing", _VLLM, "loads_wrongly", "provoked", "draft ids stand for the first D tokens; on vLLM 0.32: "

@@ -18,7 +18,7 @@ from worker.stages.evaluate import read_prompts
 
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / ".demo"
-PROMPTS = 8
+PROMPTS = 5
 
 
 @pytest.fixture(scope="session")
@@ -72,6 +72,12 @@ class Decoding:
                 texts.append(text)
                 total.add(rounds)
         return texts, total
+
+
+@pytest.fixture(scope="session")
+def right(decoding: Decoding, trained: Path) -> tuple[list[list[int]], RoundCounts]:
+    """The drafter's texts and rounds as it was trained."""
+    return decoding.run(trained)
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,7 @@ from eagle3_core.checkpoint.judge import judge
 from eagle3_core.checkpoint.quick import inspect
 from eagle3_core.checkpoint.serving_facts import facts_of
 from eagle3_core.contract.params import ServedFormat
+from eagle3_core.evaluation.rounds import RoundCounts
 from tests.conftest import WaitFor
 from tests.judging import WEIGHTS, drop, put
 from tests.serving.conftest import Decoding
@@ -27,6 +28,7 @@ pytestmark = pytest.mark.serving
 CLOSE = 0.03
 """Two programs that compute the same in float32 may still choose differently between two tokens of equal likelihood."""
 
+Right = tuple[list[list[int]], RoundCounts]
 Serve = Callable[[Path], Served]
 Change = Callable[[dict[str, Tensor]], object]
 
@@ -67,9 +69,9 @@ def judged(path: Path, verifier: Path) -> Servability:
 
 @pytest.mark.parametrize("target", ["vllm", "speculators", "both"])
 def test_what_we_write_is_served_as_it_was_trained(
-    formats: dict[ServedFormat, Path], verifier: Path, decoding: Decoding, served: Serve, target: ServedFormat
+    formats: dict[ServedFormat, Path], verifier: Path, right: Right, served: Serve, target: ServedFormat
 ) -> None:
-    texts, rounds = decoding.run(formats[target])
+    texts, rounds = right
     done = served(formats[target])
     assert judged(formats[target], verifier).outcome == "loads"
     assert done.answered, done.log
@@ -104,16 +106,16 @@ FAULTS: dict[str, tuple[ServedFormat, Change, dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_does_what_its_rule_says(
-    formats: dict[ServedFormat, Path], verifier: Path, decoding: Decoding, served: Serve, tmp_path: Path, name: str
+    formats: dict[ServedFormat, Path], verifier: Path, right: Right, served: Serve, tmp_path: Path, name: str
 ) -> None:
     target, change, config, rule = FAULTS[name]
     path = spoil(formats[target], tmp_path / "spoiled", change, config)
     said = judged(path, verifier)
     assert rule in {reason.rule for reason in said.reasons}
-    _, right = decoding.run(formats[target])
     done = served(path)
-    print(f"{name}: {observed(done, right.acceptance_length)}, acceptance length {done.acceptance_length}")
-    assert observed(done, right.acceptance_length) == said.outcome, done.log
+    seen = observed(done, right[1].acceptance_length)
+    print(f"{name}: {seen}, acceptance length {done.acceptance_length}")
+    assert seen == said.outcome, done.log
 
 
 def observed(done: Served, right: float) -> str:
@@ -145,8 +147,8 @@ def test_vllm_feeds_the_states_that_the_rules_say(
     found = inspect(Report(path), path, verifier, True)
     assert found is not None and found.source is not None and found.weights is not None
     fed = facts_of(found.source, found.weights, found.verifier, True, False).vllm_states(second_runner=False)
-    _, rounds = decoding.run(formats["vllm"], fed)
     done = served(path)
     assert done.answered, done.log
+    _, rounds = decoding.run(formats["vllm"], fed)
     print(f"{name}: {done.acceptance_length} by vLLM, {rounds.acceptance_length} by decoding on states {fed}")
     assert done.acceptance_length == pytest.approx(rounds.acceptance_length, abs=CLOSE)

@@ -16,7 +16,7 @@ from benchmarks.peers import VLLM, peer_python
 from tests.conftest import WaitFor
 
 READY_S, ANSWER_S = 400.0, 300.0
-SPECULATIVE_TOKENS, NEW_TOKENS = 3, 48
+SPECULATIVE_TOKENS, NEW_TOKENS = 3, 40
 
 _ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",

@@ -10,6 +10,7 @@ from typing import Any, get_args
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, LlamaConfig
 
 from eagle3_core.checkpoint import convert as module
 from eagle3_core.checkpoint.compare import compare
@@ -274,6 +275,51 @@ def test_aux_states_of_another_width(tmp_path: Path, verifier: Path) -> None:
         same(source, convert(source, tmp_path / f"out-{to}", to).path)
     with pytest.raises(CheckpointError, match="other_width"):
         convert(source, tmp_path / "speculators", "speculators", verifier_name="a/b")
+
+
+ROPES: list[dict[str, Any]] = [
+    {"rope_type": "default", "rope_theta": 1e6},
+    {"rope_type": "linear", "rope_theta": 1e4, "factor": 8.0},
+    {"rope_type": "yarn", "rope_theta": 5e4, "factor": 64.0, "original_max_position_embeddings": 64},
+    {
+        "rope_type": "llama3",
+        "rope_theta": 5e5,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 256,
+    },
+]
+
+
+@pytest.mark.parametrize("rope", ROPES, ids=lambda rope: rope["rope_type"])
+def test_rope_goes_there_and_back_and_transformers_reads_it(
+    tmp_path: Path, verifier: Path, rope: dict[str, Any]
+) -> None:
+    source = drafter(tmp_path, rope=rope)
+    for to in ("vllm", "sglang", "both"):
+        out = convert(source, tmp_path / to, to, verifier=verifier).path
+        same(source, convert(out, tmp_path / f"{to}-back", "speculators", verifier=verifier).path)
+        config = AutoConfig.from_pretrained(out)
+        assert isinstance(config, LlamaConfig)
+        assert config.rope_parameters == rope
+        assert (config.draft_vocab_size, config.head_dim) == (D, DRAFTER.head_dim)
+    if rope["rope_type"] in ("default", "linear"):
+        out = convert(source, tmp_path / "eagle", "eagle", verifier=verifier).path
+        told = json.loads((out / "config.json").read_text())
+        plain = rope["rope_type"] == "default"
+        assert told["rope_scaling"] == (None if plain else {"type": "linear", "factor": 8.0})
+        same(source, out)
+    else:
+        with pytest.raises(CheckpointError, match=rope["rope_type"]):
+            convert(source, tmp_path / "eagle", "eagle", verifier=verifier)
+
+
+def test_transformers_reads_configs_of_other_layers(tmp_path: Path) -> None:
+    qwen = convert(drafter(tmp_path / "q", qk_norm=True), tmp_path / "qwen3", "vllm").path
+    assert AutoConfig.from_pretrained(qwen).model_type == "qwen3"
+    latent = convert(drafter(tmp_path / "m", mla=MLA, num_key_value_heads=4, head_dim=6), tmp_path / "mla", "both").path
+    assert AutoConfig.from_pretrained(latent).kv_lora_rank == MLA["kv_lora_rank"]
 
 
 # ---------------------------------------------------------------- what the verifier lends

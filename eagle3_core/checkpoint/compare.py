@@ -7,7 +7,7 @@
 Both are read piece by piece; memory does not grow with their size.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from eagle3_core.checkpoint.convert_source import Meaning, read_meaning
+from eagle3_core.checkpoint.layer_ids import default_states
 from eagle3_core.checkpoint.raw_tensors import RawTensor, copied, permuted
 from eagle3_core.checkpoint.stream import PIECE_BYTES, Stream
 from eagle3_core.checkpoint.weights import Entry
@@ -67,7 +68,7 @@ def compare(one: Path, other: Path, *, verifier: Path | None = None, tolerance: 
         CheckpointError: one of them is damaged or can be read in two ways.
         UnreadableFile: a file ended early.
     """
-    a, b = read_meaning(one, verifier), read_meaning(other, verifier)
+    a, b = (read_meaning(path, verifier, states_needed=False) for path in (one, other))
     differences = [*_configs(a, b), *_maps(a, b)]
     notes = [f"formats: {a.source.format}, {b.source.format}"] if a.source.format != b.source.format else []
     if a.weights.entries.keys() >= {"lm_head.weight"} and _order(a) != _order(b) and not differences:
@@ -85,19 +86,20 @@ def _configs(a: Meaning, b: Meaning) -> Iterator[Difference]:
         if key not in _NOT_MEANING and ours[key] != theirs[key]:
             yield Difference(key, f"{_plain(ours[key])} and {_plain(theirs[key])}")
     if (first := _states(a)) != (second := _states(b)):
-        said = [f"states {list(ids)}" if ids else "not stated" for ids in (first, second)]
-        yield Difference("eagle_aux_hidden_state_layer_ids", " and ".join(said))
+        yield Difference("eagle_aux_hidden_state_layer_ids", f"{first} and {second}")
     if a.parts.target_hidden_size != b.parts.target_hidden_size:
         yield Difference("target_hidden_size", f"{a.parts.target_hidden_size} and {b.parts.target_hidden_size}")
     if a.source.extras != b.source.extras:
         yield Difference("bias", f"{sorted(a.source.extras)} and {sorted(b.source.extras)}")
 
 
-def _states(meaning: Meaning) -> Sequence[int] | None:
+def _states(meaning: Meaning) -> str:
     """Its states; the servers' own where none are stated and the verifier is known."""
-    if meaning.states is None and meaning.layers is not None:
-        return (2, meaning.layers // 2, meaning.layers - 3)
-    return meaning.states
+    if meaning.states is not None:
+        return f"states {list(meaning.states)}"
+    if meaning.source.captured_after:
+        return "those of speculators 0.3"
+    return "not stated" if meaning.layers is None else f"states {list(default_states(meaning.layers))}"
 
 
 def _plain(value: object) -> object:

@@ -16,7 +16,7 @@ again when all is written; the directory appears by one rename, or not at all.
 import os
 import shutil
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -89,6 +89,7 @@ def convert(
     verifier_name: str | None = None,
     aux_layer_ids: Sequence[int] | None = None,
     max_mb_per_s: float | None = None,
+    check_stop: Callable[[], None] = lambda: None,
 ) -> Conversion:
     """The drafter of one checkpoint as another format, judged.
 
@@ -102,6 +103,7 @@ def convert(
             path of `verifier`.
         aux_layer_ids: states the drafter was trained on, where the source does not say it or can be read in two ways.
         max_mb_per_s: read no faster than that, in 10^6 bytes.
+        check_stop: called now and then; raises where the conversion is not wanted any more.
 
     Raises:
         CheckpointError: the source is damaged or unclear, or the format cannot express it; nothing is written.
@@ -118,7 +120,7 @@ def convert(
             write_config(temp / "generation_config.json", generation_config(meaning.source.config))
         starts = lay_out(temp / _WEIGHTS, plan.tensors)
         _check_servers(meaning, target, _servers(meaning, temp))
-        fill(temp / _WEIGHTS, plan.tensors, starts, stream)
+        fill(temp / _WEIGHTS, plan.tensors, starts, stream, check_stop)
         (temp / _WEIGHTS).chmod((temp / "config.json").stat().st_mode)
         write_manifest(temp, epoch=None, step=None, extra={"converted_from": meaning.source.format, "to": target})
         verdict = judge(temp, verifier=verifier, max_mb_per_s=max_mb_per_s)
@@ -223,19 +225,23 @@ def _names(name: str, target: ServedFormat, config: DrafterConfig) -> Iterator[s
 
 def _serving(meaning: Meaning, verifier: Path | None, name: str | None) -> Serving | None:
     """What servers are told of the verifier; None where nothing is known."""
-    section = meaning.source.raw.get("speculators_config") or {}
-    kept = meaning.source.raw.get(KEPT_KEY) or {}
-    said = section.get("verifier") or kept
-    methods = section.get("proposal_methods") or [kept]
-    tokens = methods[0].get("speculative_tokens") if isinstance(methods[0], dict) else None
+    raw = meaning.source.raw
     found = name or meaning.source.verifier_name or (None if verifier is None else str(verifier))
     if found is None:
         return None
-    architectures = said.get("architectures") or ()
+    section, kept = _object(raw.get("speculators_config")), _object(raw.get(KEPT_KEY))
+    methods = section.get("proposal_methods")
+    method = _object(methods[0]) if isinstance(methods, list) and methods else kept
+    classes = (_object(section.get("verifier")) or kept).get("architectures")
     if meaning.verifier is not None:
-        architectures = meaning.verifier.config.architectures
-    serving = Serving(found, tuple(str(each) for each in architectures))
+        classes = meaning.verifier.config.architectures
+    serving = Serving(found, tuple(map(str, classes)) if isinstance(classes, (list, tuple)) else ())
+    tokens = method.get("speculative_tokens")
     return replace(serving, speculative_tokens=tokens) if type(tokens) is int else serving
+
+
+def _object(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _config(meaning: Meaning, target: ServedFormat, config: DrafterConfig, serving: Serving | None) -> dict[str, Any]:

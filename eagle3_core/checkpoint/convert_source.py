@@ -72,13 +72,20 @@ class Meaning:
         )
 
 
-def read_meaning(path: Path, verifier: Path | None = None, aux_layer_ids: Sequence[int] | None = None) -> Meaning:
+def read_meaning(
+    path: Path,
+    verifier: Path | None = None,
+    aux_layer_ids: Sequence[int] | None = None,
+    *,
+    states_needed: bool = True,
+) -> Meaning:
     """The drafter in a checkpoint of any format.
 
     Args:
         path: checkpoint directory, or an output directory, whose latest epoch is taken.
         verifier: its verifier, for what the checkpoint leaves to it.
         aux_layer_ids: the states it was trained on, where the checkpoint does not say it or can be read in two ways.
+        states_needed: refuse one that was trained on other states than servers feed, and does not say on which.
 
     Raises:
         CheckpointError: it is damaged, incomplete, contradicts itself or `aux_layer_ids`, has parts that no other
@@ -98,6 +105,13 @@ def read_meaning(path: Path, verifier: Path | None = None, aux_layer_ids: Sequen
     told = (note.removeprefix(prefix) for note in found.source.notes if not note.startswith("norm_before_residual"))
     notes = [note for note in told if "layer_ids" not in note]
     states = _states(found.path, facts, None if aux_layer_ids is None else tuple(aux_layer_ids), notes)
+    if states is None and found.source.captured_after and states_needed:
+        raise CheckpointError(
+            f"{found.path / 'config.json'}: written by speculators 0.3 without layer ids, and trained on states 3, "
+            "N//2+1, N-2: give the verifier, or aux_layer_ids"
+        )
+    if found.path != path:
+        notes.insert(0, f"{found.path.name}/ is taken, the latest epoch")
     return Meaning(
         path=found.path,
         source=found.source,
@@ -175,7 +189,7 @@ def _states(path: Path, facts: Facts, given: States | None, notes: list[str]) ->
             f"aux_layer_ids {list(given)}: the verifier has {facts.verifier.num_hidden_layers} layers"
         )
     if known is None:
-        return _unstated(file, facts, given, notes)
+        return _unstated(facts, given, notes)
     if facts.top_ids is None and facts.nested_ids is not None:
         return _nested(file, facts, known, facts.nested_ids, given, notes)
     if given not in (None, known):
@@ -183,7 +197,7 @@ def _states(path: Path, facts: Facts, given: States | None, notes: list[str]) ->
     return known
 
 
-def _unstated(file: Path, facts: Facts, given: States | None, notes: list[str]) -> States | None:
+def _unstated(facts: Facts, given: States | None, notes: list[str]) -> States | None:
     source = facts.source
     trained = facts.trained_states
     if source.format == "official-eagle":
@@ -194,12 +208,7 @@ def _unstated(file: Path, facts: Facts, given: States | None, notes: list[str]) 
                 f"trained on states {list(given)}, as given; its format alone would mean {list(trained or ())}"
             )
         return given
-    if trained is None and source.captured_after:
-        raise CheckpointError(
-            f"{file}: written by speculators 0.3 without layer ids, and trained on states 3, N//2+1, N-2: give the "
-            "verifier, or aux_layer_ids"
-        )
-    if trained is None:
+    if trained is None and not source.captured_after:
         notes.append("the layer ids are not stated: servers take [2, N//2, N-3]")
     return trained
 

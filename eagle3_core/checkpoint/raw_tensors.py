@@ -104,8 +104,14 @@ def lay_out(path: Path, tensors: Mapping[str, RawTensor]) -> dict[str, int]:
     return {name: 8 + len(raw) + start for name, start in starts.items()}
 
 
-def fill(path: Path, tensors: Mapping[str, RawTensor], starts: Mapping[str, int], stream: Stream) -> None:
-    """Write every tensor where `lay_out` put it.
+def fill(
+    path: Path,
+    tensors: Mapping[str, RawTensor],
+    starts: Mapping[str, int],
+    stream: Stream,
+    check_stop: Callable[[], None],
+) -> None:
+    """Write every tensor where `lay_out` put it; `check_stop` is called before each piece.
 
     Raises:
         OSError: it cannot be written.
@@ -115,6 +121,7 @@ def fill(path: Path, tensors: Mapping[str, RawTensor], starts: Mapping[str, int]
         for name, tensor in tensors.items():
             file.seek(starts[name])
             for piece in tensor.pieces(stream):
+                check_stop()
                 view = memoryview(piece)
                 while view:
                     view = view[file.write(view) :]

@@ -25,7 +25,7 @@ def run(context: StageContext) -> StageResult:
     if destination.exists():  # the directory is this job's own: an earlier attempt got that far, and no further
         shutil.rmtree(destination)
     with judging_thread() as thread:
-        done = thread.submit(_convert, params, destination).result()
+        done = thread.submit(_convert, context, params, destination).result()
     seconds = time.monotonic() - started
     for note in done.notes:
         context.report("note", note)
@@ -38,7 +38,7 @@ def run(context: StageContext) -> StageResult:
     return StageResult(data | {"notes": list(done.notes)}, {"checkpoint": str(destination)})
 
 
-def _convert(params: ConvertParams, destination: Path) -> Conversion:
+def _convert(context: StageContext, params: ConvertParams, destination: Path) -> Conversion:
     return convert(
         Path(params.checkpoint),
         destination,
@@ -47,4 +47,5 @@ def _convert(params: ConvertParams, destination: Path) -> Conversion:
         verifier_name=params.verifier_name,
         aux_layer_ids=params.aux_layer_ids,
         max_mb_per_s=params.max_mb_per_s,
+        check_stop=context.check_stop,
     )

@@ -124,6 +124,13 @@ def test_default_states_are_the_same_as_none_once_the_verifier_is_known(tmp_path
     assert compare(ours, silent, verifier=write_verifier(tmp_path / "verifier")).equal
 
 
+def test_states_of_speculators_0_3_are_their_own(tmp_path: Path, ours: Path) -> None:
+    old = foreign(tmp_path, eagle_aux_hidden_state_layer_ids=None, speculators_version="0.3.0")
+    assert compare(old, old).equal
+    assert "those of speculators 0.3" in only(ours, old)[1]
+    assert "states [3, 5, 6]" in only(ours, old, verifier=write_verifier(tmp_path / "verifier"))[1]
+
+
 def test_a_damaged_one_cannot_be_compared(tmp_path: Path, ours: Path) -> None:
     with pytest.raises(CheckpointError, match="missing_tensor"):
         compare(ours, foreign(tmp_path, drop("fc.weight")))

@@ -466,6 +466,16 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.M
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
+def test_a_stop_leaves_nothing_behind(tmp_path: Path) -> None:
+    def stop() -> None:
+        raise RuntimeError("not wanted any more")
+
+    source = drafter(tmp_path)
+    with pytest.raises(RuntimeError, match="not wanted"):
+        convert(source, tmp_path / "out", "vllm", check_stop=stop)
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
 def test_what_a_killed_conversion_left_is_cleared(tmp_path: Path) -> None:
     source = drafter(tmp_path)
     stale, busy = tmp_path / ".convert-out-4194304.tmp", tmp_path / f".convert-out-{os.getppid()}.tmp"
@@ -481,11 +491,11 @@ def test_memory_does_not_grow_with_size(tmp_path: Path, monkeypatch: pytest.Monk
     largest = 0
     real = module.fill
 
-    def watched(path: Path, planned: Any, starts: Any, stream: Any) -> None:
+    def watched(path: Path, planned: Any, starts: Any, stream: Any, check_stop: Any) -> None:
         nonlocal largest
         for tensor in planned.values():
             largest = max(largest, *(len(piece) for piece in tensor.pieces(stream)))
-        real(path, planned, starts, stream)
+        real(path, planned, starts, stream, check_stop)
 
     monkeypatch.setattr(module, "fill", watched)
     source = write_big(tmp_path / "source", big)

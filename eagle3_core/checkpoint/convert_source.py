@@ -25,7 +25,6 @@ DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat1
 _PECULIAR: dict[str, tuple[object, ...]] = {
     "logit_scale": (1, 1.0),
     "partial_rotary_factor": (1, 1.0),
-    "quantization_config": (),
     "pard_token": (),
     "parallel_draft_step": (0, 1),
     "use_aux_hidden_state": (True,),
@@ -110,6 +109,8 @@ def read_meaning(
             f"{found.path / 'config.json'}: written by speculators 0.3 without layer ids, and trained on states 3, "
             "N//2+1, N-2: give the verifier, or aux_layer_ids"
         )
+    if found.source.raw.get("quantization_config") is not None:
+        notes.append("quantization_config is left out: no tensor is quantised")
     if found.path != path:
         notes.insert(0, f"{found.path.name}/ is taken, the latest epoch")
     return Meaning(
@@ -127,7 +128,7 @@ def read_meaning(
 def _spoils(finding: Finding, found: Inspected | None) -> bool:
     """Whether a finding keeps a drafter from being read; one about optimizer or schedule does not."""
     if finding.code == "verifier_unreadable":
-        return True
+        return found is None or found.verifier is None  # its config is enough where nothing is taken from its weights
     if finding.severity != "error":
         return False
     if found is None or found.source is None or found.weights is None:
@@ -198,19 +199,17 @@ def _states(path: Path, facts: Facts, given: States | None, notes: list[str]) ->
 
 
 def _unstated(facts: Facts, given: States | None, notes: list[str]) -> States | None:
-    source = facts.source
-    trained = facts.trained_states
-    if source.format == "official-eagle":
-        trained = facts.default_states
+    """Where no ids stand: as given, else as its format means them, else as servers feed them to a known verifier."""
+    meant = facts.trained_states or (None if facts.source.captured_after else facts.default_states)
     if given is not None:
-        if trained not in (None, given):
-            notes.append(
-                f"trained on states {list(given)}, as given; its format alone would mean {list(trained or ())}"
-            )
+        if meant not in (None, given):
+            notes.append(f"states {list(given)} are taken, as given; servers would feed others by themselves")
         return given
-    if trained is None and not source.captured_after:
+    if meant is not None:
+        notes.append(f"the layer ids are not stated: taken for {list(meant)}")
+    elif not facts.source.captured_after:
         notes.append("the layer ids are not stated: servers take [2, N//2, N-3]")
-    return trained
+    return meant
 
 
 def _nested(

@@ -54,6 +54,7 @@ class Decoding:
     """Real speculative decoding with transformers, on whatever states it is told to feed."""
 
     def __init__(self, verifier: Path, prompts: list[list[int]]) -> None:
+        torch.set_num_threads(1)  # a server runs beside it, and two threads that wait for each other are slower
         self._files = read_verifier_files(verifier)
         self._stop = set(self._files.eos_token_ids) | set(HuggingFaceTokenizer(verifier, False).stop_ids)
         self._model = load_model(verifier, torch.device("cpu"), torch.float32, False)

@@ -20,7 +20,7 @@ from eagle3_core.checkpoint.stream import PIECE_BYTES
 from eagle3_core.contract.drafter_config import DrafterConfig
 from eagle3_core.contract.params import ServedFormat
 from eagle3_core.errors import BadInput, CheckpointError
-from tests.cases import peer_checkpoint
+from tests.cases import make_case, peer_checkpoint
 from tests.judging import WEIGHTS, drop, foreign, put
 from tests.makers import DRAFTER, D, H, V, drafter_tensors, random, verifier_tensors, write_drafter, write_verifier
 
@@ -386,6 +386,13 @@ def test_nested_ids_that_servers_read_differently_are_asked_for(tmp_path: Path, 
             convert(source, tmp_path / "wrong", "vllm", aux_layer_ids=wrong)
 
 
+def test_a_verifiers_quantisation_does_not_go_along(tmp_path: Path) -> None:
+    source = foreign(tmp_path, quantization_config={"quant_method": "fp8"})
+    done = convert(source, tmp_path / "out", "vllm")
+    assert "quantization_config" not in json.loads((done.path / "config.json").read_text())
+    assert any("quantization_config is left out" in note for note in done.notes)
+
+
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
@@ -416,6 +423,53 @@ def test_a_damaged_source_gives_nothing(tmp_path: Path, change: Any, reason: str
         convert(source, tmp_path / "out", "vllm")
     assert not (tmp_path / "out").exists()
     assert not list(tmp_path.glob(".convert*"))
+
+
+# ---------------------------------------------------------------- inputs that broke other tools
+
+
+@pytest.mark.parametrize("kind", ["linear", "llama3", "yarn"])
+def test_published_rope_scaling_survives(tmp_path: Path, kind: str) -> None:
+    source = make_case("H01", tmp_path) / kind
+    rope = read_drafter_config(source).config.rope
+    for to in ("vllm", "both"):
+        out = convert(source, tmp_path / to, to).path
+        same(source, out)
+        config = json.loads((out / "config.json").read_text())
+        assert {**config["rope_parameters"], **config["rope_scaling"]} == rope
+        assert config["rope_theta"] == rope["rope_theta"]
+
+
+def test_published_norm_switches_and_names(tmp_path: Path) -> None:
+    cases = make_case("H02", tmp_path), make_case("H04", tmp_path)
+    for number, source in enumerate([cases[0] / "fc", cases[1] / "midlayer", cases[1] / "model_prefix"]):
+        same(source, convert(source, tmp_path / f"{number}", "vllm").path)
+    with pytest.raises(CheckpointError, match="two names for one tensor"):
+        convert(cases[1] / "both", tmp_path / "out", "vllm")
+
+
+def test_a_published_position_limit_is_warned_about(tmp_path: Path) -> None:
+    case = make_case("H05", tmp_path)
+    done = convert(case / "draft", tmp_path / "out", "vllm", verifier=case / "verifier")
+    assert "positions_short" in {finding.code for finding in done.verdict.findings}
+
+
+@pytest.mark.parametrize(
+    ("case", "folder", "reason"),
+    [
+        ("B01", ".", "d2t_absolute"),
+        ("B02", ".", "identity_slice"),
+        ("B05", ".", "missing_tensor"),
+        ("E02", ".", "tie_word_embeddings"),
+        ("G06", "cut", "missing_tensor"),
+        ("H06", "wrong", "aux_id_count"),
+        ("H07", "extra", "fc_bias"),
+        ("H08", "four", "aux_id_count"),
+    ],
+)
+def test_published_faults_are_not_converted(tmp_path: Path, case: str, folder: str, reason: str) -> None:
+    with pytest.raises(CheckpointError, match=reason):
+        convert(make_case(case, tmp_path) / folder, tmp_path / "out", "vllm")
 
 
 # ---------------------------------------------------------------- the directory

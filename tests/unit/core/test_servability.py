@@ -135,6 +135,15 @@ def test_faults_in_the_speculators_format(
     assert rule in rules(found)
 
 
+def test_a_norm_that_its_flag_does_not_ask_for_is_dropped_by_vllm(tmp_path: Path) -> None:
+    path = hf_style(tmp_path)
+    save_file(load_file(path / WEIGHTS) | {"input_norm.weight": torch.ones(3 * H)}, path / WEIGHTS)
+    found = outcomes(path)
+    assert (found["vllm-v1"].outcome, rules(found["vllm-v1"])) == ("loads_wrongly", {"input_norm_dropped"})
+    save_file(load_file(path / WEIGHTS) | {"fc_norm.0.weight": torch.ones(H)}, path / WEIGHTS)
+    assert outcomes(path)["vllm-v1"].outcome == "refuses", "of other norms it knows nothing"
+
+
 NESTED = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, 5]}}
 
 
@@ -161,6 +170,8 @@ NESTED = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, 5]}}
         ({"target_hidden_size": None}, "vllm-v1", "refuses", "null_width"),
         ({"target_hidden_size": None}, "sglang", "refuses", "null_width"),
         ({"attention_bias": True}, "sglang", "loads_wrongly", "bias_dropped"),
+        ({"mlp_bias": True}, "sglang", "loads_wrongly", "mlp_bias"),
+        ({"num_hidden_layers": 2}, "vllm-v1", "loads_wrongly", "further_layers"),
         ({"architectures": ["Eagle3Qwen3ForCausalLM"]}, "sglang", "refuses", "architecture"),
         ({"architectures": ["LlamaForCausalLM"]}, "vllm-v1", "loads", None),
         ({"architectures": ["Eagle3FalconForCausalLM"]}, "vllm-v1", "refuses", "architecture"),

@@ -182,6 +182,9 @@ RULES: tuple[Rule, ...] = (
          "Rename layers.i.input_layernorm to layers.i.hidden_norm for i > 0."),
     Rule("mlp_bias", ("sglang",), "loads_wrongly", "source", "gate, up and down have no bias", said(
          lambda f: "mlp_bias" in f.source.extras, "mlp_bias is true"), "It cannot be served."),
+    Rule("window", ("sglang",), "note", "source", "sliding_window is not among the keys its drafter reads", said(
+         lambda f: f.source.config.sliding_window is not None, "its sliding window is not kept: rows further back are "
+         "seen than in training"), "Serve contexts up to the window, or train without one."),
     Rule("mla_layers", ("sglang",), "refuses", "source", "EAGLE3 currently only supports 1 layer", said(
          lambda f: mla(f) and f.source.config.num_hidden_layers != 1, "more than one layer"), "It cannot be served."),
     Rule("null_width", ("sglang",), "refuses", "source", "llama_eagle3.py", lambda f: None if mla(f) else stated(

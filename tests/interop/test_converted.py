@@ -56,8 +56,8 @@ def peers_verifier(directory: Path, layers: int) -> Path:
     return directory
 
 
-def check(python: Path, converted: Path, verifier: Path, work: Path) -> None:
-    """speculators loads it without a word, and computes the loss that we do."""
+def check(python: Path, converted: Path, verifier: Path, work: Path, known: tuple[str, ...] = ()) -> None:
+    """speculators loads it without a word, but of what is `known`, and computes the loss that we do."""
     files = read_verifier_files(verifier)
     generator = torch.Generator().manual_seed(3)
     inputs = {
@@ -78,7 +78,7 @@ def check(python: Path, converted: Path, verifier: Path, work: Path) -> None:
     run = subprocess.run([python, driver, work / "cases.json"], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-3000:]
     said = next(json.loads(line) for line in run.stdout.splitlines() if line.startswith("{"))
-    assert said["complaints"] == []
+    assert [complaint for complaint in said["complaints"] if not complaint.startswith(known)] == []
     drafter = load_drafter(converted, files, torch.device("cpu")).float()
     head = make_target_head(load_verifier_weights(files, drafter.draft_to_target()), "pre_norm", torch.device("cpu"))
     ours, theirs = loss_of(drafter, head, work / "inputs.safetensors"), load_file(work / "peer.safetensors")["loss"]
@@ -98,5 +98,8 @@ def test_ours_by_way_of_another_format(python: Path, tmp_path: Path, name: str) 
 @pytest.mark.parametrize("name", PEERS)
 def test_real_checkpoints_of_peers(python: Path, tmp_path: Path, name: str) -> None:
     verifier = peers_verifier(tmp_path / "verifier", 8 if name == "modelopt" else 16)
-    converted = convert(peer_checkpoint(name), tmp_path / "out", "speculators", verifier=verifier).path
-    check(python, converted, verifier, tmp_path)
+    named = str(verifier)  # speculators' own name a verifier that is nowhere to be found
+    done = convert(peer_checkpoint(name), tmp_path / "out", "speculators", verifier=verifier, verifier_name=named)
+    # Its config states a factor of 32 from 2048 positions on, and 4096 positions.
+    known = ("The explicitly set RoPE scaling factor",) if name == "modelopt" else ()
+    check(python, done.path, verifier, tmp_path, known)

@@ -135,6 +135,14 @@ def test_faults_in_the_speculators_format(
     assert rule in rules(found)
 
 
+def test_a_window_is_not_kept_by_sglang(tmp_path: Path) -> None:
+    window = {"layer_types": ["sliding_attention"], "sliding_window": 128, "use_sliding_window": True}
+    found = outcomes(hf_style(tmp_path, **window), write_verifier(tmp_path / "verifier"))
+    assert found["sglang"].outcome == "loads"
+    assert "window" in {reason.rule for reason in found["sglang"].reasons}
+    assert "window" not in {reason.rule for reason in found["vllm-v1"].reasons}
+
+
 def test_a_norm_that_its_flag_does_not_ask_for_is_dropped_by_vllm(tmp_path: Path) -> None:
     path = hf_style(tmp_path)
     save_file(load_file(path / WEIGHTS) | {"input_norm.weight": torch.ones(3 * H)}, path / WEIGHTS)

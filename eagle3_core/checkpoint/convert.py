@@ -343,8 +343,8 @@ def _published(destination: Path) -> Iterator[Path]:
         if not _running(stale):
             shutil.rmtree(stale)
     temp = final.with_name(f".convert-{final.name}-{os.getpid()}.tmp")
+    temp.mkdir()
     try:
-        temp.mkdir()
         yield temp
         fsync_directory(temp)
         temp.rename(final)  # replaces an empty directory, and nothing else

@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STATE  ?=
 
-.PHONY: setup check test gpu interop slow chaos bench-api bench-idle bench-extract bench-judge bench-prepare bench-train openapi serve demo clean
+.PHONY: setup check test gpu interop serving slow chaos bench-api bench-idle bench-extract bench-judge bench-prepare bench-train openapi serve demo clean
 .DEFAULT_GOAL := test
 
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -21,8 +21,8 @@ check: setup  ## lint, types, import rules, migrations match models
 	$(BIN)/lint-imports
 	$(BIN)/python -P -m server.db.check
 
-test: setup  ## the suite, without slow, gpu, browser, interop, slurm and chaos
-	$(BIN)/python -P -m pytest -n 2 --dist loadfile -m 'not slow and not gpu and not browser and not interop and not slurm and not chaos'
+test: setup  ## the suite, without slow, gpu, browser, interop, slurm, chaos and serving
+	$(BIN)/python -P -m pytest -n 2 --dist loadfile -m 'not slow and not gpu and not browser and not interop and not slurm and not chaos and not serving'
 
 gpu: setup  ## on a machine with an NVIDIA GPU: NVML, leases and training on it
 	$(BIN)/python -P -m pytest -m gpu
@@ -32,6 +32,9 @@ slow: setup  ## tests that take minutes
 
 interop: setup  ## against the peers' own code, in a venv of their own
 	$(BIN)/python -P -m pytest -m interop
+
+serving: setup  ## a real vLLM serves what we convert, and every fault it can be given; runs the demo where it was not
+	$(BIN)/python -P -m pytest -m serving -s
 
 chaos: setup  ## 200 rounds of kills, lost answers, clock jumps and full disks; the last line is JSON
 	$(BIN)/python -m tests.chaos $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SEED),--seed $(SEED))

@@ -29,8 +29,9 @@ import safetensors
 import torch
 from safetensors.torch import save_file
 
+from eagle3_core.checkpoint.config_styles import speculators_config
 from eagle3_core.checkpoint.stream import Stream
-from eagle3_core.checkpoint.write import speculators_config, write_manifest
+from eagle3_core.checkpoint.write import write_manifest
 from eagle3_core.contract.drafter_config import DrafterConfig, expected_tensors
 
 PLACE = Path(__file__).resolve().parent.parent / ".bench"

@@ -56,7 +56,7 @@ def verify(
     else:
         show_verdict(path, verdict)
         if servers:
-            _show_servers(verdict.servers)
+            show_servers(verdict.servers)
     return EXIT_STATUS[verdict.verdict]
 
 
@@ -113,7 +113,8 @@ def show_verdict(path: Path, verdict: Verdict) -> None:
     console.print(table)
 
 
-def _show_servers(servers: tuple[Servability, ...]) -> None:
+def show_servers(servers: tuple[Servability, ...]) -> None:
+    """Print a table: what each server does, and why."""
     console = Console()
     table = Table(show_edge=False, pad_edge=False)
     for title in ("server", "what it does", "why, and what to do"):

@@ -446,5 +446,47 @@ def verify(
     )
 
 
+@checkpoint_app.command()
+def convert(
+    source: Annotated[Path, typer.Argument(help="checkpoint directory of any format")],
+    destination: Annotated[Path, typer.Argument(help="directory to write; absent or empty")],
+    to: Annotated[
+        Literal["speculators", "vllm", "sglang", "eagle", "both"],
+        typer.Option(help="speculators; vllm: HF style; sglang; eagle: the official module; both: vLLM and SGLang"),
+    ],
+    verifier: Annotated[
+        Path | None, typer.Option(help="verifier directory: lends embedding and head, says what layer ids mean")
+    ] = None,
+    verifier_name: Annotated[str | None, typer.Option(help="path or hub id that servers are told")] = None,
+    aux_layer_ids: Annotated[
+        str | None, typer.Option(help="states it was trained on, such as 2,30,58, where the source does not say")
+    ] = None,
+    max_mb_per_s: Annotated[float | None, typer.Option(min=1, help="read no faster than that")] = None,
+    as_json: Json = False,
+) -> None:
+    """Write a drafter in another format, and judge it: exit status 0 valid, 1 suspect, 2 refused, nothing written."""
+    from client.convert import convert as write
+
+    os.nice(NICE)
+    raise typer.Exit(write(source, destination, to, verifier, verifier_name, aux_layer_ids, max_mb_per_s, as_json))
+
+
+@checkpoint_app.command()
+def diff(
+    one: Annotated[Path, typer.Argument(help="checkpoint directory of any format")],
+    other: Annotated[Path, typer.Argument(help="another one")],
+    verifier: Annotated[Path | None, typer.Option(help="their verifier, for what they leave to it")] = None,
+    tolerance: Annotated[
+        float, typer.Option(min=0, help="largest difference of two values that counts as equal, as after rounding")
+    ] = 0.0,
+    as_json: Json = False,
+) -> None:
+    """Compare what two checkpoints mean: exit status 0 the same, 1 not the same, 2 cannot be compared."""
+    from client.convert import diff as compare
+
+    os.nice(NICE)
+    raise typer.Exit(compare(one, other, verifier, tolerance, as_json))
+
+
 if __name__ == "__main__":
     app()

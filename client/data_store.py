@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from client.console import Json, fail, show_json
-from client.data import data_app
+from client.data import data_app as data_app
 
 NICE = 19
 

@@ -22,7 +22,7 @@ from eagle3_core.contract.tensor_names import EMBEDDING, FINAL_NORM, Role
 from eagle3_core.data.conversations import Conversation
 from eagle3_core.data.spans import TEMPLATE_REFUSES
 from eagle3_core.data.tokens import Encoded, Spelled
-from eagle3_core.errors import BadData, BadInput, BadRow
+from eagle3_core.errors import BadInput, BadRow
 from worker.remote_code import MODEL_CONFIGS, TOKENIZER_CONFIGS, refuse_code
 
 transformers.utils.logging.disable_progress_bar()

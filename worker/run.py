@@ -43,6 +43,7 @@ STAGE_MODULES: dict[str, str] = {
     "extract": "worker.stages.extract",
     "train": "worker.stages.train",
     "validate": "worker.stages.validate",
+    "convert": "worker.stages.convert",
     "evaluate": "worker.stages.evaluate",
     "external": "worker.stages.external",
     "adopt": "worker.stages.adopt",

@@ -36,7 +36,7 @@ def check_map(report: Report, source: DrafterSource, weights: DrafterWeights, so
     t2d_entry, d2t_entry = (weights.entries.get(name) if name in sound else None for name in ("t2d", "d2t"))
     try:
         wanted = None if t2d_entry is None else _true_places(_bytes(t2d_entry))
-        d2t = None if d2t_entry is None else _int64(_bytes(d2t_entry))
+        d2t = None if d2t_entry is None else read_offsets(d2t_entry)
     except UnreadableFile as error:
         add_unreadable(report, error)
         return None
@@ -53,6 +53,15 @@ def check_map(report: Report, source: DrafterSource, weights: DrafterWeights, so
     _check_d2t(report, source, d2t_entry, d2t, targets, wanted)
     bad = any(finding.severity == "error" for finding in report.findings[before:])
     return None if bad else targets
+
+
+def read_offsets(entry: Entry) -> Sequence[int]:
+    """The values of d2t.
+
+    Raises:
+        UnreadableFile: it is no map, or the file ended early.
+    """
+    return _int64(_bytes(entry))
 
 
 def _bytes(entry: Entry) -> bytes:

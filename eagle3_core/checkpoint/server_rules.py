@@ -12,6 +12,7 @@ from eagle3_core.checkpoint.serving_conditions import (
     Condition,
     disordered,
     dropped_by_sglang,
+    dropped_by_vllm,
     first_runner,
     full_map,
     layer_type,
@@ -72,6 +73,11 @@ RULES: tuple[Rule, ...] = (
          "vLLM 0.32: 1.56 -> 1.05", disordered, "Sort the ids and the columns of fc alike."),
     Rule("rope_base_twice", _ALL, "loads_wrongly", "source", "transformers 5 modeling_rope_utils.py", rope_twice,
          "Write one base in both places."),
+    Rule("further_layers", ("speculators", *_VLLM), "loads_wrongly", "source", "layers above 0 are normed by "
+         "input_layernorm", said(lambda f: not f.input_norms, "more than one layer, without input_layernorm in each"),
+         "Rename layers.i.hidden_norm to layers.i.input_layernorm for i > 0."),
+    Rule("fc_bias", ("speculators", *_VLLM), "loads_wrongly", "source", "fc has no bias", said(
+         lambda f: "fc_bias" in f.source.extras, "fc has a bias"), "It cannot be served."),
     # speculators
     Rule("foreign_format", ("speculators",), "refuses", "source", "speculators 0.9.0 config.py",
          said(lambda f: not f.native, "no speculators_config"), "Convert to the speculators format."),
@@ -97,6 +103,8 @@ RULES: tuple[Rule, ...] = (
     # vLLM
     Rule("unknown_tensor", _VLLM, "refuses", "provoked", "models/utils.py: no module or parameter named ...",
          unknown_to_vllm, "Remove or rename the tensor."),
+    Rule("input_norm_dropped", _VLLM, "loads_wrongly", "provoked", "load_weights of llama_eagle3.py and "
+         "qwen3_eagle3.py leaves it out without norm_before_fc", dropped_by_vllm, "Set the flag."),
     Rule("head_missing", _VLLM, "loads_wrongly", "provoked", "logits_processor.py cuts the verifier's logits to the "
          "first D; on vLLM 0.32: 1.00", reduced_without("lm_head.weight"), "Ship lm_head.weight."),
     Rule("map_missing", _VLLM, "loads_wrongly", "provoked", "draft ids stand for the first D tokens; on vLLM 0.32: "
@@ -170,9 +178,13 @@ RULES: tuple[Rule, ...] = (
     Rule("bias_dropped", ("sglang",), "loads_wrongly", "source", "q/k/v have no bias", said(
          lambda f: f.source.config.attention_bias, "attention_bias is true"), "It cannot be served."),
     Rule("further_layers", ("sglang",), "loads_wrongly", "source", "layers above 0 are normed by hidden_norm", said(
-         lambda f: not mla(f) and any(f"layers.{i}.hidden_norm.weight" not in f.names
-                           for i in range(1, f.source.config.num_hidden_layers)), "more than one layer"),
+         lambda f: not mla(f) and not f.hidden_norms, "more than one layer, without hidden_norm in each"),
          "Rename layers.i.input_layernorm to layers.i.hidden_norm for i > 0."),
+    Rule("mlp_bias", ("sglang",), "loads_wrongly", "source", "gate, up and down have no bias", said(
+         lambda f: "mlp_bias" in f.source.extras, "mlp_bias is true"), "It cannot be served."),
+    Rule("window", ("sglang",), "note", "source", "sliding_window is not among the keys its drafter reads", said(
+         lambda f: f.source.config.sliding_window is not None, "its sliding window is not kept: rows further back are "
+         "seen than in training"), "Serve contexts up to the window, or train without one."),
     Rule("mla_layers", ("sglang",), "refuses", "source", "EAGLE3 currently only supports 1 layer", said(
          lambda f: mla(f) and f.source.config.num_hidden_layers != 1, "more than one layer"), "It cannot be served."),
     Rule("null_width", ("sglang",), "refuses", "source", "llama_eagle3.py", lambda f: None if mla(f) else stated(

@@ -5,7 +5,8 @@ D draft vocabulary, A aux states.
 
 from collections.abc import Callable
 
-from eagle3_core.checkpoint.serving_facts import Facts, States
+from eagle3_core.checkpoint.layer_ids import States
+from eagle3_core.checkpoint.serving_facts import Facts
 
 Condition = Callable[[Facts], str | None]
 
@@ -32,12 +33,23 @@ def lost(facts: Facts) -> str | None:
 
 def unknown_to_vllm(facts: Facts) -> str | None:
     """Names vLLM has no module for."""
-    unknown = [name for name in facts.unknown if name != "t2d" and "mask_hidden" not in name]
+    unknown = [
+        name for name in facts.unknown if name not in ("t2d", _dropped_norm(facts)) and "mask_hidden" not in name
+    ]
     if not facts.reduced and "d2t" in facts.names:
         unknown = ["d2t", *(name for name in unknown if name != "d2t")]
     if facts.prefixed is not None:
         unknown.append(f"{facts.prefixed} (it puts model. in front itself)")
     return f"it has no place for {', '.join(unknown[:3])}" if unknown else None
+
+
+def dropped_by_vllm(facts: Facts) -> str | None:
+    """The one tensor that vLLM passes over where its flag is not set; of others it knows nothing, and says so."""
+    return None if (name := _dropped_norm(facts)) is None else f"{name} is dropped, as norm_before_fc is not true"
+
+
+def _dropped_norm(facts: Facts) -> str | None:
+    return next((name for name in facts.unknown if name == "input_norm.weight" and facts.kind != "mla"), None)
 
 
 def dropped_by_sglang(facts: Facts) -> str | None:

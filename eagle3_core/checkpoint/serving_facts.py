@@ -10,14 +10,13 @@ from typing import Any, Literal
 
 from eagle3_core.checkpoint.judge_tensors import expected_of
 from eagle3_core.checkpoint.judge_verifier import VerifierParts
-from eagle3_core.checkpoint.weights import DrafterWeights
-from eagle3_core.contract.drafter_files import DrafterSource
+from eagle3_core.checkpoint.layer_ids import States, default_states, sglang_states
+from eagle3_core.checkpoint.weights import DrafterWeights, canonical_name
+from eagle3_core.contract.drafter_files import KEPT_KEY, DrafterSource
 from eagle3_core.contract.verifier_config import VerifierConfig
 
 Kind = Literal["llama", "qwen3", "mla", "other"]
-States = tuple[int, ...]
 
-_DEEPSEEK = ("deepseek", "kimi", "glm4_moe_lite", "glm4moelite")
 _AUX_KEY = "eagle_aux_hidden_state_layer_ids"
 
 
@@ -31,7 +30,9 @@ class Facts:
     nested: eagle_config.
     missing, unknown: canonical names that its config asks for and are not there, and the reverse.
     prefixed: a stored name that begins with `model.`.
-    map_faults: whether the judge found d2t wrong.
+    hidden_norms: whether every layer above 0 has its norm under SGLang's name.
+    input_norms: the same of the name that vLLM and speculators use.
+    map_sound: false where the judge found d2t wrong.
     family: the verifier's model_type, or its architecture where only that is known.
     """
 
@@ -45,6 +46,8 @@ class Facts:
     missing: tuple[str, ...]
     unknown: tuple[str, ...]
     prefixed: str | None
+    hidden_norms: bool
+    input_norms: bool
     map_sound: bool
     fc_columns: int | None
     embedding_differs: bool
@@ -89,10 +92,7 @@ class Facts:
     @property
     def default_states(self) -> States | None:
         """What both servers feed where they find no ids."""
-        if self.verifier is None:
-            return None
-        layers = self.verifier.num_hidden_layers
-        return (2, layers // 2, layers - 3)
+        return None if self.verifier is None else default_states(self.verifier.num_hidden_layers)
 
     def vllm_states(self, second_runner: bool) -> States | None:
         """The states vLLM feeds; None where they depend on a verifier that is not known."""
@@ -119,19 +119,8 @@ class Facts:
     def sglang_states(self) -> States | None:
         """The states SGLang feeds; None where they depend on a verifier that is not known."""
         ids = self.nested_ids
-        if ids is None:
-            return self.default_states
-        if not self.family:
-            return None
-        if self.family.startswith(_DEEPSEEK):
-            return tuple(k + 1 for k in ids) if ids[0] == 1 else ids
-        if (
-            self.family.startswith(("gpt_oss", "gptoss"))
-            and self.verifier is not None
-            and max(ids) == self.verifier.num_hidden_layers
-        ):
-            return ids
-        return tuple(k + 1 for k in ids)
+        layers = None if self.verifier is None else self.verifier.num_hidden_layers
+        return self.default_states if ids is None else sglang_states(ids, self.family, layers)
 
 
 def facts_of(
@@ -156,7 +145,9 @@ def facts_of(
     nested = raw.get("eagle_config")
     expected, names = expected_of(source).keys(), weights.entries.keys()
     fc = weights.entries.get("fc.weight")
-    stored = (entry.stored_name for entry in weights.entries.values())
+    entries = [*weights.entries.values(), *weights.copies.values()]
+    stored = {canonical_name(entry.stored_name) for entry in entries}
+    further = range(1, source.config.num_hidden_layers)
     return Facts(
         source=source,
         raw=raw,
@@ -167,7 +158,9 @@ def facts_of(
         names=names,
         missing=tuple(sorted(expected - names)),
         unknown=tuple(sorted(names - expected)),
-        prefixed=next((name for name in stored if name.startswith("model.")), None),
+        prefixed=next((entry.stored_name for entry in entries if entry.stored_name.startswith("model.")), None),
+        hidden_norms=all(f"layers.{index}.hidden_norm.weight" in stored for index in further),
+        input_norms=all(f"layers.{index}.input_layernorm.weight" in stored for index in further),
         map_sound=map_sound,
         fc_columns=fc.shape[1] if fc is not None and len(fc.shape) == 2 else None,
         embedding_differs=embedding_differs,
@@ -188,7 +181,7 @@ def _family(raw: Mapping[str, Any], verifier: VerifierConfig | None) -> str:
     if verifier is not None:
         return verifier.model_type or (verifier.architectures[0].lower() if verifier.architectures else "")
     section = raw.get("speculators_config")
-    named = section.get("verifier") if isinstance(section, dict) else None
+    named = section.get("verifier") if isinstance(section, dict) else raw.get(KEPT_KEY)
     names = named.get("architectures") if isinstance(named, dict) else None
     return str(names[0]).lower() if isinstance(names, list) and names else ""
 

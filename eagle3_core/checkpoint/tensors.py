@@ -47,8 +47,11 @@ def load_entry(entry: Entry) -> Tensor:
     Raises:
         UnreadableFile: the file ended early or its dtype is unknown to torch.
     """
-    if entry.location is not None:
-        return load_tensor(entry.location)
+    return load_tensor(entry.location) if entry.location is not None else load_view(entry).contiguous()
+
+
+def load_view(entry: Entry) -> Tensor:
+    """One tensor of a torch.save file, mapped from it and with the strides it was saved with."""
     content = load_pickle(entry.file)
     for key in ("state_dict", "draft_state_dict"):
         if isinstance(content, dict) and isinstance(content.get(key), dict):
@@ -57,7 +60,7 @@ def load_entry(entry: Entry) -> Tensor:
     assert isinstance(content, dict), "the archive was read before"
     tensor = content[entry.stored_name]
     assert isinstance(tensor, Tensor)
-    return tensor.detach().contiguous()
+    return tensor.detach()
 
 
 def load_pickle(path: Path) -> object:

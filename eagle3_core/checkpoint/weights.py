@@ -1,13 +1,14 @@
 """The tensors of a drafter under their canonical names, whatever file and spelling they come in. No tensor is read.
 
     midlayer.* -> layers.0.*     model.* -> *     aux_norm_low / mid / high -> fc_norm.0 / 1 / 2
+    layers.i.hidden_norm -> layers.i.input_layernorm for i > 0, where SGLang norms with the one, vLLM with the other
 
 Files of torch.save (.bin, .pt) are never unpickled: see archive.py.
 """
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ _PICKLES = ("pytorch_model.bin", "model.bin", "pytorch_model.pt", "model.pt", "d
 _PICKLE_INDEX = "pytorch_model.bin.index.json"
 _PICKLE_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d+)-of-(?P<total>\d+)\.(bin|pt)")
 _STATE_KEYS = ("state_dict", "draft_state_dict")
+_FURTHER_NORM = re.compile(r"layers\.[1-9]\d*\.hidden_norm\.weight")
 _LEGACY_FC_NORMS = {"aux_norm_low": "fc_norm.0", "aux_norm_mid": "fc_norm.1", "aux_norm_high": "fc_norm.2"}
 
 
@@ -43,11 +45,15 @@ class Entry:
 
 @dataclass(frozen=True)
 class DrafterWeights:
-    """All tensors of a drafter by canonical name, the files they lie in, and those of torch.save among them."""
+    """All tensors of a drafter by canonical name, the files they lie in, and those of torch.save among them.
+
+    copies: canonical name -> a second entry of the same values, which a directory for both servers has.
+    """
 
     entries: dict[str, Entry]
     files: tuple[Path, ...]
     archives: dict[Path, Archive]
+    copies: dict[str, Entry] = field(default_factory=dict)
 
 
 def canonical_name(name: str) -> str:
@@ -73,9 +79,36 @@ def open_drafter_weights(path: Path) -> DrafterWeights:
         if name in entries:
             clashes.append(f"{entries[name].stored_name} and {entry.stored_name}")
         entries[name] = entry
+    copies = _join_further_norms(entries, clashes)
     if clashes:
         raise CheckpointError(f"{path}: two names for one tensor: {'; '.join(sorted(clashes))}")
-    return DrafterWeights(entries, files, archives)
+    return DrafterWeights(entries, files, archives, copies)
+
+
+def _join_further_norms(entries: dict[str, Entry], clashes: list[str]) -> dict[str, Entry]:
+    """Bring the norm of layers above 0 under one name; returns the copies."""
+    copies = {}
+    for name in [name for name in entries if _FURTHER_NORM.fullmatch(name)]:
+        entry, usual = entries.pop(name), name.replace("hidden_norm", "input_layernorm")
+        if usual not in entries:
+            entries[usual] = entry
+        elif _same_bytes(entry, entries[usual]):
+            copies[usual] = entry
+        else:
+            clashes.append(f"{entries[usual].stored_name} and {entry.stored_name}, which differ")
+    return copies
+
+
+def _same_bytes(one: Entry, other: Entry) -> bool:
+    if (one.dtype, one.shape) != (other.dtype, other.shape) or one.location is None or other.location is None:
+        return False
+    return _bytes(one.location) == _bytes(other.location)
+
+
+def _bytes(location: TensorLocation) -> bytes:
+    with location.file.open("rb") as file:
+        file.seek(location.info.start)
+        return file.read(location.info.end - location.info.start)
 
 
 def has_weights(path: Path) -> bool:

@@ -27,17 +27,20 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from eagle3_core.checkpoint.config_styles import (
+    flat_config,
+    generation_config,
+    speculators_config,
+)
 from eagle3_core.checkpoint.digest import ALGORITHM, file_digest, hasher
+from eagle3_core.checkpoint.layer_ids import sglang_ids
 from eagle3_core.checkpoint.manifest import MANIFEST_NAME, MANIFEST_VERSION
 from eagle3_core.checkpoint.stream import Stream
-from eagle3_core.contract.drafter_config import MLA, DrafterConfig, expected_tensors
+from eagle3_core.contract.drafter_config import DrafterConfig, expected_tensors
 from eagle3_core.contract.headers import TensorFile, read_header
 from eagle3_core.contract.jobdir import fsync_directory
 from eagle3_core.contract.jsonfiles import read_json_object
 from eagle3_core.errors import CheckpointError
-
-SPECULATORS_VERSION = "0.9.0"
-TRANSFORMERS_VERSION = "5.19.0"
 
 _TEMP_GLOB = ".checkpoint-*.tmp"
 _NO_ROOM_BYTES = 1 << 22
@@ -93,9 +96,9 @@ def write_checkpoint(
         if config.mla is None:
             said = speculators_config(config, verifier_name, verifier_architectures, speculative_tokens)
         else:
-            said = deepseek_config(config, config.mla)
-        _write_json(temp / "config.json", said)
-        _write_json(temp / "generation_config.json", _generation_config(config))
+            said = flat_config(config, nested_ids=sglang_ids(config.aux_layer_ids, "deepseek", None))
+        write_config(temp / "config.json", said)
+        write_config(temp / "generation_config.json", generation_config(config))
         _save_tensors(temp / "model.safetensors", tensors)
         _save_state(temp / "optimizer_state_dict.pt", optimizer_state)
         _save_state(temp / "scheduler_state_dict.pt", scheduler_state)
@@ -135,124 +138,6 @@ def _aside(path: Path) -> Path:
     return path.with_name(f".checkpoint-{path.name}-{os.getpid()}.tmp")
 
 
-def speculators_config(
-    config: DrafterConfig,
-    verifier_name: str,
-    verifier_architectures: list[str] | tuple[str, ...],
-    speculative_tokens: int,
-) -> dict[str, Any]:
-    """config.json as speculators 0.9.0 writes it; every flag explicit, no custom code."""
-    layer = _layer_config(config) | {
-        "attention_bias": config.attention_bias,
-        "head_dim": config.head_dim,
-        "mlp_bias": False,
-        "model_type": "qwen3" if config.qk_norm else "llama",
-        "pad_token_id": None,
-        "pretraining_tp": 1,
-    }
-    if config.sliding_window is not None:
-        layer |= {
-            "layer_types": ["sliding_attention"] * config.num_hidden_layers,
-            "sliding_window": config.sliding_window,
-            "use_sliding_window": True,
-        }
-    ids = config.aux_layer_ids
-    return {
-        "architectures": ["Eagle3DraftModel"],
-        "draft_vocab_size": config.draft_vocab_size,
-        "dtype": "bfloat16",
-        "eagle_aux_hidden_state_layer_ids": None if ids is None else list(ids),
-        "embed_requires_grad": config.own_embedding,
-        "fc_norm": config.fc_norm,
-        "norm_before_fc": config.norm_before_fc,
-        "norm_before_residual": config.norm_before_residual,
-        "norm_output": config.norm_output,
-        "speculators_config": {
-            "algorithm": "eagle3",
-            "default_proposal_method": "greedy",
-            "proposal_methods": [
-                {
-                    "accept_tolerance": 0.0,
-                    "proposal_type": "greedy",
-                    "speculative_tokens": speculative_tokens,
-                    "verifier_accept_k": 1,
-                }
-            ],
-            "verifier": {"architectures": list(verifier_architectures), "name_or_path": verifier_name},
-        },
-        "speculators_model_type": "eagle3",
-        "speculators_version": SPECULATORS_VERSION,
-        "target_hidden_size": None,
-        "tie_word_embeddings": False,
-        "transformer_layer_config": layer,
-        "transformers_version": TRANSFORMERS_VERSION,
-    }
-
-
-def deepseek_config(config: DrafterConfig, mla: MLA) -> dict[str, Any]:
-    """config.json of a drafter with latent attention, for vLLM 0.33 and SGLang 0.5.23; the layer ids for both.
-
-    model_type deepseek_v2 is the one that vLLM neither rewrites nor fails to take for latent attention. vLLM takes the
-    ids at the top, SGLang those in eagle_config: outputs of layers if they begin with 1, else states as at the top. So
-    states that begin with 1 cannot be said to SGLang.
-    """
-    ids = config.aux_layer_ids
-    nested: dict[str, Any] = {"use_aux_hidden_state": True}
-    if ids is not None and ids[0] != 1:
-        nested["eagle_aux_hidden_state_layer_ids"] = [layer - (ids[0] == 2) for layer in ids]
-    return {
-        "architectures": ["Eagle3DeepseekV2ForCausalLM"],
-        "attention_bias": False,
-        "draft_vocab_size": config.draft_vocab_size,
-        "dtype": "bfloat16",
-        "eagle_aux_hidden_state_layer_ids": None if ids is None else list(ids),
-        "eagle_config": nested,
-        "embed_requires_grad": config.own_embedding,
-        "fc_norm": config.fc_norm,
-        "model_type": "deepseek_v2",
-        "norm_before_residual": config.norm_before_residual,
-        "norm_output": config.norm_output,
-        "num_aux_hidden_states": config.num_aux_states,
-        "transformers_version": TRANSFORMERS_VERSION,
-        **mla.model_dump(),
-        **_layer_config(config),
-    }
-
-
-def _layer_config(config: DrafterConfig) -> dict[str, Any]:
-    """Sizes and rope, as every kind of decoder names them."""
-    rope = config.rope
-    layer: dict[str, Any] = {
-        "attention_dropout": 0.0,
-        "bos_token_id": config.bos_token_id,
-        "eos_token_id": config.eos_token_id,
-        "hidden_act": config.hidden_act,
-        "hidden_size": config.hidden_size,
-        "initializer_range": 0.02,
-        "intermediate_size": config.intermediate_size,
-        "max_position_embeddings": config.max_position_embeddings,
-        "num_attention_heads": config.num_attention_heads,
-        "num_hidden_layers": config.num_hidden_layers,
-        "num_key_value_heads": config.num_key_value_heads,
-        "rms_norm_eps": config.rms_norm_eps,
-        "rope_parameters": rope,
-        # Readers of the transformers 4 layout would fall back to 10000 in silence.
-        "rope_theta": rope["rope_theta"],
-        "tie_word_embeddings": False,
-        "use_cache": True,
-        "vocab_size": config.vocab_size,
-    }
-    if rope["rope_type"] != "default":
-        layer["rope_scaling"] = dict(rope)
-    return layer
-
-
-def _generation_config(config: DrafterConfig) -> dict[str, Any]:
-    tokens = {"bos_token_id": config.bos_token_id, "eos_token_id": config.eos_token_id}
-    known = {key: value for key, value in tokens.items() if value is not None}
-    return {"_from_model_config": True, **known, "transformers_version": TRANSFORMERS_VERSION}
-
-
 def _check(config: DrafterConfig, tensors: dict[str, Tensor]) -> None:
     expected = expected_tensors(config)
     if missing := sorted(expected.keys() - tensors.keys()):
@@ -270,25 +155,26 @@ def _save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
         kind = torch.int64 if name == "d2t" else torch.bool if name == "t2d" else torch.bfloat16
         # Tied or sliced tensors share storage, which the format refuses; a copy does not.
         saved[name] = tensor.detach().to(device="cpu", dtype=kind, copy=True).contiguous()
-    with _whole(path):
+    with whole(path):
         save_file(saved, path, metadata={"format": "pt"})
         # Its writer lets nobody but the owner read; whoever serves the drafter may be another user.
         path.chmod((path.parent / "config.json").stat().st_mode)
 
 
 def _save_state(path: Path, state: dict[str, Any]) -> None:
-    with _whole(path), path.open("wb") as file:
+    with whole(path), path.open("wb") as file:
         torch.save(state, file)
 
 
-def _write_json(path: Path, data: dict[str, Any]) -> None:
+def write_config(path: Path, data: dict[str, Any]) -> None:
+    """A JSON file, on disk when this returns."""
     text = json.dumps(data, indent=2, sort_keys=True, allow_nan=False) + "\n"
-    with _whole(path):
+    with whole(path):
         path.write_text(text, encoding="utf-8")
 
 
 @contextmanager
-def _whole(path: Path) -> Iterator[None]:
+def whole(path: Path) -> Iterator[None]:
     """What the body writes is on disk afterwards, or an OSError names the file."""
     try:
         yield
@@ -311,7 +197,7 @@ def _as_os_error(error: Exception, path: Path) -> OSError:
     return OSError(number or errno.EIO, f"{error}", str(path))
 
 
-def write_manifest(directory: Path, *, epoch: int, step: int, extra: dict[str, Any]) -> None:
+def write_manifest(directory: Path, *, epoch: int | None, step: int | None, extra: dict[str, Any]) -> None:
     """Write manifest.json over every file of a directory, each read once.
 
     Raises:
@@ -342,7 +228,7 @@ def write_manifest(directory: Path, *, epoch: int, step: int, extra: dict[str, A
         "config": read_json_object(directory / "config.json"),
         "extra": extra,
     }
-    _write_json(directory / MANIFEST_NAME, data)
+    write_config(directory / MANIFEST_NAME, data)
 
 
 _WHOLE, _HEADER = "/whole", "/header"

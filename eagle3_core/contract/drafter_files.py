@@ -26,6 +26,9 @@ FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 _LLAMA_TYPES = ("llama", "qwen3")
 _MLA_TYPES = ("deepseek_v2", "deepseek_v3", "kimi_k2", "kimi_k25")
 _MAX_LAYERS = 256
+KEPT_KEY = "eyas_verifier"
+"""Where our flat configs keep what the speculators format says of the verifier."""
+
 _AUX_KEY = "eagle_aux_hidden_state_layer_ids"
 
 
@@ -300,7 +303,7 @@ def _extras(whole: Mapping[str, Any], sizes: Mapping[str, Any]) -> frozenset[str
 
 def _verifier_name(whole: Mapping[str, Any]) -> str | None:
     section = whole.get("speculators_config")
-    verifier = section.get("verifier") if isinstance(section, dict) else None
+    verifier = section.get("verifier") if isinstance(section, dict) else whole.get(KEPT_KEY)
     name = verifier.get("name_or_path") if isinstance(verifier, dict) else None
     return name if isinstance(name, str) else None
 

@@ -284,6 +284,39 @@ class ValidateParams(StageParams):
         return self
 
 
+ServedFormat = Literal["speculators", "vllm", "sglang", "eagle", "both"]
+"""What a drafter can be converted to; see eagle3_core.checkpoint.convert."""
+
+
+class ConvertParams(StageParams):
+    """A checkpoint of any format as one that a server reads, judged; written to `<output_dir>/<to>`."""
+
+    stage: ClassVar[str] = "convert"
+
+    checkpoint: InputPath = Field(description="checkpoint directory; of an output directory the latest epoch is taken")
+    to: ServedFormat = Field(
+        description="speculators; vllm: HF style; sglang; eagle: the official module; both: one for vLLM and SGLang"
+    )
+    verifier: InputPath | None = Field(
+        None,
+        description="verifier directory: lends embedding and head where the checkpoint has none, says what SGLang's "
+        "layer ids mean, and is compared with",
+    )
+    verifier_name: str | None = Field(
+        None,
+        min_length=1,
+        max_length=4096,
+        description="path or hub id of the verifier that servers are told; default: what the checkpoint says, else "
+        "the path of `verifier`",
+    )
+    aux_layer_ids: LayerIds | None = Field(
+        None,
+        description="states the drafter was trained on, where the checkpoint does not say it or may mean two things",
+    )
+    max_mb_per_s: float | None = Field(None, gt=0, description="read no faster than that, in 10^6 bytes a second")
+    output_dir: OutputPath | None = Field(None, description="default: the job's own artifacts directory")
+
+
 class EvaluateParams(VerifierParams):
     """Acceptance length of a drafter, by walk over hidden states and by real speculative decoding."""
 
@@ -438,6 +471,7 @@ STAGES: dict[str, type[StageParams]] = {
         ExtractParams,
         TrainParams,
         ValidateParams,
+        ConvertParams,
         EvaluateParams,
         ExternalParams,
         AdoptParams,

@@ -4,7 +4,14 @@ from pathlib import Path
 
 from eagle3_core.contract.drafter_config import DrafterConfig
 from eagle3_core.contract.headers import read_header
-from eagle3_core.contract.params import ExternalParams, ExtractParams, PrepareParams, StageParams, TrainParams
+from eagle3_core.contract.params import (
+    ConvertParams,
+    ExternalParams,
+    ExtractParams,
+    PrepareParams,
+    StageParams,
+    TrainParams,
+)
 from eagle3_core.contract.verifier_files import VerifierFiles
 from eagle3_core.contract.weight_files import read_weight_files
 from eagle3_core.errors import BadInput
@@ -20,17 +27,20 @@ def need_of(params: StageParams) -> Need:
         match params:
             case PrepareParams():
                 size = Path(params.conversations).stat().st_size
-                return prepare_need(size, read_verifier(Path(params.verifier)).vocab_size)
+                need = prepare_need(size, read_verifier(Path(params.verifier)).vocab_size)
             case ExtractParams():
-                return _extract(params)
+                need = _extract(params)
             case TrainParams():
-                return _train(params)
+                need = _train(params)
+            case ConvertParams():
+                need = _convert(params)
             case ExternalParams():
-                return Need(None, "what a program writes is its own affair")
+                need = Need(None, "what a program writes is its own affair")
             case _:
-                return Need(SMALL, "a report")
+                need = Need(SMALL, "a report")
     except (ValueError, OSError, KeyError, IndexError) as error:  # reported where it is refused
         return Need(None, f"not known before its inputs are there: {error}")
+    return need
 
 
 def _extract(params: ExtractParams) -> Need:
@@ -42,6 +52,17 @@ def _extract(params: ExtractParams) -> Need:
 
 def _train(params: TrainParams) -> Need:
     return train_need(params, drafter_of(params, read_verifier(Path(params.verifier)))[1])
+
+
+def _convert(params: ConvertParams) -> Need:
+    """The weights once more, and what the verifier lends a checkpoint that has no embedding or head."""
+    files = read_weight_files(Path(params.checkpoint))
+    size = sum(located.info.end - located.info.start for located in files.tensors.values())
+    names = {name.removeprefix("model.") for name in files.tensors}
+    if params.verifier is not None and not names >= {"embed_tokens.weight", "lm_head.weight"}:
+        verifier = read_verifier(Path(params.verifier))
+        size += 2 * (verifier.embedding.info.end - verifier.embedding.info.start)
+    return Need(size, f"the tensors of {params.checkpoint}")
 
 
 def drafter_of(params: TrainParams, files: VerifierFiles) -> tuple[DrafterConfig, DrafterSize]:

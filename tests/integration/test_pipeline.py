@@ -1,4 +1,4 @@
-"""The main job over HTTP, on a tiny verifier: prepare -> extract -> train -> validate -> evaluate, one chain."""
+"""The main job over HTTP, on a tiny verifier: prepare -> extract -> train -> validate -> convert -> evaluate."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 from tests import tiny
 
-STAGES = ("prepare", "extract", "train", "validate", "evaluate")
+STAGES = ("prepare", "extract", "train", "validate", "convert", "evaluate")
 STATED = {
     *(
         "state",
@@ -45,8 +45,9 @@ def chain(root: Path) -> dict[str, Any]:
             "val_ratio": 0.2,
         },
         "validate": {"checkpoint": str(root / "train" / "1"), "previous": str(root / "train" / "0")},
+        "convert": {"checkpoint": str(root / "train"), "to": "both"},
         "evaluate": {
-            "checkpoint": str(root / "train" / "1"),
+            "checkpoint": str(root / "convert" / "both"),
             "prompts": str(tiny.make_conversations(root / "held-out.jsonl", 4)),
             "max_new_tokens": 16,
         },
@@ -89,6 +90,11 @@ def test_from_conversations_to_an_acceptance_length(new_daemon: Any) -> None:
         "checkpoint_best",
     ]
     assert (daemon.root / "train" / "checkpoint_best").readlink() == Path("1")
+
+    converted = jobs["convert"]["result"]
+    assert converted["artifacts"] == {"checkpoint": str(daemon.root / "convert" / "both")}
+    assert converted["data"]["verdict"] == "valid"
+    assert {converted["data"]["servers"][server] for server in ("vllm-v1", "vllm-v2", "sglang")} == {"loads"}
 
     found = jobs["evaluate"]["result"]["data"]
     assert found == json.loads((daemon.root / "evaluate" / "acceptance.json").read_text())

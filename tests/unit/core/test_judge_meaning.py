@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from client.checkpoint import EXIT_STATUS, verify
+from eagle3_core.checkpoint import judge_rows, stream
 from eagle3_core.checkpoint.findings import CODES
 from eagle3_core.checkpoint.judge import judge
 from eagle3_core.contract.events import EventWriter, parse_event
@@ -216,6 +217,15 @@ def test_against_the_verifier(tmp_path: Path) -> None:
     write_config(tmp_path / "other", {"hidden_size": 32, "num_hidden_layers": 9, "vocab_size": V})
     assert "hidden_size" in found(judge(path, verifier=tmp_path / "other"), "verifier_differs").message
     assert found(judge(path, verifier=tmp_path / "absent"), "verifier_unreadable").severity == "warning"
+
+
+def test_against_a_verifier_in_pieces_that_end_within_a_block(
+    tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "PIECE_BYTES", 32 * 2 * H)
+    monkeypatch.setattr(judge_rows, "_BLOCK_VALUES", 10 * H)
+    verdict = judge(checkpoint, verifier=write_verifier(tmp_path / "verifier", max_position_embeddings=2048))
+    assert verdict.verdict == "valid", verdict.to_dict()
 
 
 def test_a_verifier_in_another_precision(tmp_path: Path, checkpoint: Path) -> None:

@@ -119,7 +119,7 @@ def test_its_config_is_the_one_servers_load(tmp_path: Path, inputs: dict[str, An
     # vLLM reads states at the top; SGLang reads outputs of layers, one less, where the list begins with 1.
     assert said["eagle_aux_hidden_state_layer_ids"] == [2, 4, 5]
     assert said["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [1, 3, 4]
-    assert (said["num_aux_hidden_states"], "norm_before_fc" in said, "head_dim" in said) == (3, False, False)
+    assert (said["num_aux_hidden_states"], said["norm_before_fc"], "head_dim" in said) == (3, False, False)
     loaded = AutoConfig.from_pretrained(path)
     assert (loaded.q_lora_rank, loaded.v_head_dim, loaded.rope_parameters["factor"]) == (12, 4, 40.0)
     source = read_drafter_config(path)

@@ -134,6 +134,23 @@ def test_faults_in_the_speculators_format(
     assert rule in rules(found)
 
 
+def test_a_window_is_not_kept_by_sglang(tmp_path: Path) -> None:
+    window = {"layer_types": ["sliding_attention"], "sliding_window": 128, "use_sliding_window": True}
+    found = outcomes(hf_style(tmp_path, **window), write_verifier(tmp_path / "verifier"))
+    assert found["sglang"].outcome == "loads"
+    assert "window" in {reason.rule for reason in found["sglang"].reasons}
+    assert "window" not in {reason.rule for reason in found["vllm-v1"].reasons}
+
+
+def test_a_norm_that_its_flag_does_not_ask_for_is_dropped_by_vllm(tmp_path: Path) -> None:
+    path = hf_style(tmp_path)
+    save_file(load_file(path / WEIGHTS) | {"input_norm.weight": torch.ones(3 * H)}, path / WEIGHTS)
+    found = outcomes(path)
+    assert (found["vllm-v1"].outcome, rules(found["vllm-v1"])) == ("loads_wrongly", {"input_norm_dropped"})
+    save_file(load_file(path / WEIGHTS) | {"fc_norm.0.weight": torch.ones(H)}, path / WEIGHTS)
+    assert outcomes(path)["vllm-v1"].outcome == "refuses", "of other norms it knows nothing"
+
+
 NESTED = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, 5]}}
 
 
@@ -160,6 +177,8 @@ NESTED = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, 5]}}
         ({"target_hidden_size": None}, "vllm-v1", "refuses", "null_width"),
         ({"target_hidden_size": None}, "sglang", "refuses", "null_width"),
         ({"attention_bias": True}, "sglang", "loads_wrongly", "bias_dropped"),
+        ({"mlp_bias": True}, "sglang", "loads_wrongly", "mlp_bias"),
+        ({"num_hidden_layers": 2}, "vllm-v1", "loads_wrongly", "further_layers"),
         ({"architectures": ["Eagle3Qwen3ForCausalLM"]}, "sglang", "refuses", "architecture"),
         ({"architectures": ["LlamaForCausalLM"]}, "vllm-v1", "loads", None),
         ({"architectures": ["Eagle3FalconForCausalLM"]}, "vllm-v1", "refuses", "architecture"),

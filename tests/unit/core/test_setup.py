@@ -8,8 +8,8 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from eagle3_core.checkpoint.config_styles import speculators_config
 from eagle3_core.checkpoint.format import DrafterSource
-from eagle3_core.checkpoint.write import speculators_config
 from eagle3_core.contract.drafter_config import DrafterConfig, expected_tensors
 from eagle3_core.contract.params import TrainParams
 from eagle3_core.contract.verifier_files import read_verifier_files

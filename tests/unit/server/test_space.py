@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from eagle3_core.checkpoint.convert import convert
 from eagle3_core.contract.drafter_config import DrafterConfig
-from eagle3_core.contract.params import ExternalParams, ExtractParams, PrepareParams, TrainParams
+from eagle3_core.contract.params import ConvertParams, ExternalParams, ExtractParams, PrepareParams, TrainParams
 from server.domain import space as sizes
 from server.domain.job import Job
 from server.domain.states import JobState
@@ -125,6 +126,17 @@ def trained_once(tmp_path: Path, params: TrainParams) -> Path:
 def test_how_many_checkpoints_lie_there_at_once(fields, number):
     params = TrainParams(verifier="/v", data_dir="/d", vocab_map_dir="/m", **fields)
     assert sizes.checkpoints_at_once(params) == number
+
+
+def test_a_conversion_writes_the_weights_once_more(tmp_path):
+    checkpoint = makers.write_drafter(tmp_path / "ours")
+    done = convert(checkpoint, tmp_path / "both", "both")
+    need = need_of(ConvertParams(checkpoint=str(checkpoint), to="both"))
+    weights = (done.path / "model.safetensors").stat().st_size
+    assert 0.8 * weights < need.bytes <= weights
+    verifier = makers.write_verifier(tmp_path / "verifier")
+    beside = need_of(ConvertParams(checkpoint=str(checkpoint), to="both", verifier=str(verifier)))
+    assert beside == need, "it lends nothing to a checkpoint that has all"
 
 
 def test_what_cannot_be_known_is_said(tmp_path):

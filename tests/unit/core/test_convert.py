@@ -1,0 +1,581 @@
+"""Checkpoints converted from every format to every format and back: the same weights, the same meaning, or refused."""
+
+import errno
+import json
+import os
+from itertools import product
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, LlamaConfig
+
+from eagle3_core.checkpoint import convert as module
+from eagle3_core.checkpoint.compare import compare
+from eagle3_core.checkpoint.convert import convert
+from eagle3_core.checkpoint.format import read_drafter_config, read_drafter_tensors
+from eagle3_core.checkpoint.stream import PIECE_BYTES
+from eagle3_core.contract.drafter_config import DrafterConfig
+from eagle3_core.contract.params import ServedFormat
+from eagle3_core.errors import BadInput, CheckpointError
+from tests.cases import make_case, peer_checkpoint
+from tests.judging import WEIGHTS, drop, foreign, put
+from tests.makers import DRAFTER, D, H, V, drafter_tensors, random, verifier_tensors, write_drafter, write_verifier
+
+TARGETS: tuple[ServedFormat, ...] = get_args(ServedFormat)
+MLA = {
+    "q_lora_rank": 6,
+    "kv_lora_rank": 4,
+    "qk_nope_head_dim": 4,
+    "qk_rope_head_dim": 2,
+    "v_head_dim": 4,
+}
+
+
+@pytest.fixture
+def verifier(tmp_path: Path) -> Path:
+    return write_verifier(tmp_path / "verifier", max_position_embeddings=2048)
+
+
+def drafter(parent: Path, **changes: Any) -> Path:
+    """A checkpoint as training writes it, of a drafter of another make."""
+    config = DrafterConfig.model_validate(DRAFTER.model_dump() | changes)
+    return write_drafter(parent / "source", config=config)
+
+
+def weights(path: Path) -> dict[str, torch.Tensor]:
+    """Tensors by the names in the file."""
+    return load_file(path / WEIGHTS)
+
+
+def same(one: Path, other: Path, **options: Any) -> None:
+    """Both mean the same, says the comparison; and the tensors are equal bit for bit, says torch."""
+    found = compare(one, other, **options)
+    assert found.equal, found.to_dict()
+    ours, theirs = read_drafter_tensors(one), read_drafter_tensors(other)
+    for name in (ours.keys() & theirs.keys()) - {"lm_head.weight", "d2t", "t2d"}:
+        assert ours[name].dtype == theirs[name].dtype
+        assert torch.equal(ours[name], theirs[name]), name
+    assert torch.equal(head_by_token(ours), head_by_token(theirs))
+
+
+def head_by_token(tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Rows of the head, put where the token they stand for is."""
+    head = tensors["lm_head.weight"]
+    tokens = torch.arange(len(head)) + tensors.get("d2t", torch.zeros(len(head), dtype=torch.int64))
+    out = torch.zeros(int(tokens.max()) + 1, head.shape[1], dtype=head.dtype)
+    out[tokens] = head
+    return out
+
+
+# ---------------------------------------------------------------- every format, there and back
+
+
+@pytest.mark.parametrize(("there", "back"), list(product(TARGETS, TARGETS)))
+def test_there_and_back_changes_nothing(
+    tmp_path: Path, verifier: Path, there: ServedFormat, back: ServedFormat
+) -> None:
+    source = drafter(tmp_path)
+    first = convert(source, tmp_path / "there", there, verifier=verifier)
+    second = convert(first.path, tmp_path / "back", back, verifier=verifier)
+    direct = convert(source, tmp_path / "direct", back, verifier=verifier)
+    assert (first.verdict.verdict, second.verdict.verdict) == ("valid", "valid"), second.to_dict()
+    same(source, first.path)
+    same(source, second.path)
+    for name in ("config.json", WEIGHTS):
+        assert (second.path / name).read_bytes() == (direct.path / name).read_bytes(), "the way makes no difference"
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    "name", ["speculators-0.9.0", "specforge-sglang", "specforge-hf", "modelopt", "eagle-official", "speculators-0.3.0"]
+)
+def test_real_checkpoints_come_back_or_are_refused_with_a_reason(
+    tmp_path: Path, name: str, target: ServedFormat
+) -> None:
+    source = peer_checkpoint(name) / ("0" if name.startswith("speculators") else "")
+    embedding = load_file(peer_checkpoint("specforge-hf") / WEIGHTS)["embed_tokens.weight"]
+    sizes = {"hidden_size": 256, "num_attention_heads": 4, "vocab_size": 8192, "max_position_embeddings": 2048}
+    layers = 8 if name == "modelopt" else 16
+    tensors = {
+        "model.embed_tokens.weight": embedding,
+        "lm_head.weight": embedding.clone(),
+        "model.norm.weight": torch.ones(256).bfloat16(),
+    }
+    verifier = write_verifier(tmp_path / "verifier", tensors, num_hidden_layers=layers, **sizes)
+    trained_with_norm = name.startswith("speculators")
+    refused = {
+        **dict.fromkeys(("sglang", "both"), "norm_before_residual" if trained_with_norm else None),
+        "eagle": "norm_before_residual" if trained_with_norm else "yarn" if name == "modelopt" else None,
+    }
+    if (reason := refused.get(target)) is not None:
+        with pytest.raises(CheckpointError, match=reason):
+            convert(source, tmp_path / "out", target, verifier=verifier)
+        assert not (tmp_path / "out").exists()
+        return
+    out = convert(source, tmp_path / "out", target, verifier=verifier).path
+    back = convert(out, tmp_path / "back", "vllm", verifier=verifier).path
+    for path in (out, back):
+        same(source, path, verifier=verifier)
+
+
+def test_the_four_foreign_formats_hold_one_drafter(tmp_path: Path) -> None:
+    base = peer_checkpoint("specforge-hf")
+    for name in ("specforge-sglang", "eagle-official", "modelopt"):
+        found = compare(base, peer_checkpoint(name), tolerance=1e-3)
+        # They were written with other rope and positions; official EAGLE rounded to 16 bits of another kind.
+        told = {difference.what for difference in found.differences}
+        assert told <= {"rope", "max_position_embeddings", "eagle_aux_hidden_state_layer_ids"}, found.to_dict()
+
+
+# ---------------------------------------------------------------- what each format holds
+
+
+def test_what_each_format_holds(tmp_path: Path, verifier: Path) -> None:
+    source = drafter(tmp_path)
+    held = {to: weights(convert(source, tmp_path / to, to, verifier=verifier).path) for to in TARGETS}
+    ours = set(drafter_tensors())
+    assert set(held["speculators"]) == set(held["vllm"]) == set(held["both"]) == ours
+    official = {name.replace("layers.0.", "midlayer.") for name in ours}
+    assert set(held["sglang"]) == set(held["eagle"]) == official
+    configs = {to: json.loads((tmp_path / to / "config.json").read_text()) for to in TARGETS}
+    assert "model_type" not in configs["speculators"]
+    assert configs["speculators"]["eagle_aux_hidden_state_layer_ids"] == [2, 4, 5]
+    assert configs["vllm"]["eagle_aux_hidden_state_layer_ids"] == [2, 4, 5]
+    assert configs["both"]["eagle_aux_hidden_state_layer_ids"] == [2, 4, 5]
+    assert configs["both"]["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [1, 3, 4]
+    assert configs["both"]["num_aux_hidden_states"] == 3
+    assert configs["eagle"]["architectures"] == ["LlamaForCausalLM"]
+    flags = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+    assert all(configs[to][flag] is False for to in TARGETS for flag in flags)
+    assert all("target_hidden_size" not in configs[to] for to in TARGETS if to != "speculators")
+
+
+@pytest.mark.parametrize(
+    ("family", "states", "ids"),
+    [
+        ("llama", [2, 4, 5], [1, 3, 4]),
+        ("llama", [3, 5, 8], [2, 4, 7]),
+        ("kimi_k2", [2, 4, 5], [1, 3, 4]),
+        ("deepseek_v3", [3, 5, 8], [3, 5, 8]),
+        ("deepseek_v3", [0, 4, 5], [0, 4, 5]),
+        ("deepseek_v3", [1, 4, 5], None),
+        ("gpt_oss", [3, 5, 6], [2, 4, 5]),
+        ("gpt_oss", [0, 5, 8], [0, 5, 8]),
+        ("qwen3", [0, 4, 5], None),
+    ],
+)
+def test_layer_ids_for_sglang_follow_the_family(
+    tmp_path: Path, family: str, states: list[int], ids: list[int] | None
+) -> None:
+    source = drafter(tmp_path, aux_layer_ids=states)
+    verifier = write_verifier(tmp_path / "verifier", model_type=family, max_position_embeddings=2048)
+    if ids is None:
+        with pytest.raises(CheckpointError, match="cannot be told to SGLang"):
+            convert(source, tmp_path / "out", "both", verifier=verifier)
+        return
+    out = convert(source, tmp_path / "out", "sglang", verifier=verifier).path
+    config = json.loads((out / "config.json").read_text())
+    assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == ids
+    assert read_drafter_config(out).config.aux_layer_ids == tuple(states), "and they are read back as they are meant"
+    same(source, out, verifier=verifier)
+
+
+def test_a_map_in_order_of_frequency_with_negative_offsets_is_put_in_order(tmp_path: Path, verifier: Path) -> None:
+    tensors = drafter_tensors()
+    order = torch.randperm(D, generator=torch.Generator().manual_seed(1))
+    tokens = (tensors["d2t"] + torch.arange(D))[order]
+    shuffled = {"d2t": tokens - torch.arange(D), "lm_head.weight": tensors["lm_head.weight"][order]}
+    assert int(shuffled["d2t"].min()) < 0
+    source = convert(drafter(tmp_path), tmp_path / "vllm", "vllm").path
+    save_file(weights(source) | shuffled, source / WEIGHTS)
+    (source / "manifest.json").unlink()
+    out = convert(source, tmp_path / "out", "speculators", verifier=verifier)
+    read = read_drafter_tensors(out.path)
+    assert torch.equal(read["d2t"], tensors["d2t"])
+    assert torch.equal(read["t2d"], tensors["t2d"])
+    assert torch.equal(read["lm_head.weight"], tensors["lm_head.weight"])
+    assert any("order of verifier tokens" in note for note in out.notes)
+    same(source, out.path)
+
+
+def test_more_than_one_layer_is_named_for_each_server(tmp_path: Path, verifier: Path) -> None:
+    source = drafter(tmp_path, num_hidden_layers=2)
+    norm, other = "layers.1.input_layernorm.weight", "layers.1.hidden_norm.weight"
+    names = {to: set(weights(convert(source, tmp_path / to, to).path)) for to in ("vllm", "sglang", "both")}
+    assert {to: (norm in held, other in held) for to, held in names.items()} == {
+        "vllm": (True, False),
+        "sglang": (False, True),
+        "both": (True, True),
+    }
+    for to in ("sglang", "both"):
+        same(source, convert(tmp_path / to, tmp_path / f"{to}-back", "speculators", verifier=verifier).path)
+    with pytest.raises(CheckpointError, match="2 layers"):
+        convert(source, tmp_path / "eagle", "eagle", verifier=verifier)
+    tensors = weights(tmp_path / "both") | {other: random(H, seed=5)}
+    save_file(tensors, tmp_path / "both" / WEIGHTS)
+    with pytest.raises(CheckpointError, match="two names for one tensor"):
+        convert(tmp_path / "both", tmp_path / "again", "vllm")
+
+
+@pytest.mark.parametrize("changes", [{"norm_before_fc": True}, {"fc_norm": True}, {"norm_output": True}])
+@pytest.mark.parametrize("target", ["speculators", "vllm", "sglang", "both"])
+def test_norms_that_servers_know_are_carried(
+    tmp_path: Path, verifier: Path, target: ServedFormat, changes: dict[str, Any]
+) -> None:
+    source = drafter(tmp_path, **changes)
+    same(source, convert(source, tmp_path / "out", target, verifier=verifier).path)
+    with pytest.raises(CheckpointError, match=next(iter(changes))):
+        convert(source, tmp_path / "eagle", "eagle", verifier=verifier)
+
+
+@pytest.mark.parametrize(
+    ("changes", "target", "reason"),
+    [
+        ({"norm_before_residual": True}, "both", "residual_norm"),
+        ({"qk_norm": True}, "sglang", "qwen3"),
+        ({"attention_bias": True}, "sglang", "bias_dropped"),
+        ({"own_embedding": True}, "sglang", "embedding_replaced"),
+        ({"sliding_window": 128}, "eagle", "sliding window of 128"),
+        ({"aux_layer_ids": (3, 4, 6)}, "eagle", "it always takes"),
+        ({"aux_layer_ids": (2, 3, 4, 5), "num_aux_states": 4}, "eagle", "4 aux states"),
+    ],
+)
+def test_what_a_target_cannot_express_is_refused(
+    tmp_path: Path, verifier: Path, changes: dict[str, Any], target: ServedFormat, reason: str
+) -> None:
+    source = drafter(tmp_path, **changes)
+    with pytest.raises(CheckpointError, match=reason):
+        convert(source, tmp_path / "out", target, verifier=verifier)
+    assert [path.name for path in tmp_path.iterdir() if path.name not in ("source", "verifier")] == []
+    same(source, convert(source, tmp_path / "vllm", "vllm", verifier=verifier).path)
+
+
+def test_latent_attention_has_no_speculators_format(tmp_path: Path) -> None:
+    source = drafter(tmp_path, mla=MLA, num_key_value_heads=4, head_dim=6)
+    with pytest.raises(CheckpointError, match="no latent attention"):
+        convert(source, tmp_path / "out", "speculators")
+    with pytest.raises(CheckpointError, match="latent attention"):
+        convert(source, tmp_path / "out", "eagle")
+    for to in ("vllm", "sglang", "both"):
+        same(source, convert(source, tmp_path / to, to).path)
+        same(source, convert(tmp_path / to, tmp_path / f"{to}-back", "vllm").path)
+
+
+def test_aux_states_of_another_width(tmp_path: Path, verifier: Path) -> None:
+    wide = {"fc.weight": random(H, 3 * 40, seed=2)}
+    source = convert(drafter(tmp_path), tmp_path / "vllm", "vllm").path
+    config = json.loads((source / "config.json").read_text()) | {"target_hidden_size": 40}
+    (source / "config.json").write_text(json.dumps(config))
+    save_file(weights(source) | wide, source / WEIGHTS)
+    (source / "manifest.json").unlink()
+    for to in ("vllm", "sglang", "both"):
+        same(source, convert(source, tmp_path / f"out-{to}", to).path)
+    with pytest.raises(CheckpointError, match="other_width"):
+        convert(source, tmp_path / "speculators", "speculators", verifier_name="a/b")
+
+
+ROPES: list[dict[str, Any]] = [
+    {"rope_type": "default", "rope_theta": 1e6},
+    {"rope_type": "linear", "rope_theta": 1e4, "factor": 8.0},
+    {"rope_type": "yarn", "rope_theta": 5e4, "factor": 64.0, "original_max_position_embeddings": 64},
+    {
+        "rope_type": "llama3",
+        "rope_theta": 5e5,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 256,
+    },
+]
+
+
+@pytest.mark.parametrize("rope", ROPES, ids=lambda rope: rope["rope_type"])
+def test_rope_goes_there_and_back_and_transformers_reads_it(
+    tmp_path: Path, verifier: Path, rope: dict[str, Any]
+) -> None:
+    source = drafter(tmp_path, rope=rope)
+    for to in ("vllm", "sglang", "both"):
+        out = convert(source, tmp_path / to, to, verifier=verifier).path
+        same(source, convert(out, tmp_path / f"{to}-back", "speculators", verifier=verifier).path)
+        config = AutoConfig.from_pretrained(out)
+        assert isinstance(config, LlamaConfig)
+        assert config.rope_parameters == rope
+        assert (config.draft_vocab_size, config.head_dim) == (D, DRAFTER.head_dim)
+    if rope["rope_type"] in ("default", "linear"):
+        out = convert(source, tmp_path / "eagle", "eagle", verifier=verifier).path
+        told = json.loads((out / "config.json").read_text())
+        plain = rope["rope_type"] == "default"
+        assert told["rope_scaling"] == (None if plain else {"type": "linear", "factor": 8.0})
+        same(source, out)
+    else:
+        with pytest.raises(CheckpointError, match=rope["rope_type"]):
+            convert(source, tmp_path / "eagle", "eagle", verifier=verifier)
+
+
+def test_transformers_reads_configs_of_other_layers(tmp_path: Path) -> None:
+    qwen = convert(drafter(tmp_path / "q", qk_norm=True), tmp_path / "qwen3", "vllm").path
+    assert AutoConfig.from_pretrained(qwen).model_type == "qwen3"
+    latent = convert(drafter(tmp_path / "m", mla=MLA, num_key_value_heads=4, head_dim=6), tmp_path / "mla", "both").path
+    assert AutoConfig.from_pretrained(latent).kv_lora_rank == MLA["kv_lora_rank"]
+
+
+# ---------------------------------------------------------------- what the verifier lends
+
+
+def test_embedding_and_head_are_the_verifiers_where_the_format_needs_them(tmp_path: Path) -> None:
+    full = DRAFTER.model_copy(update={"draft_vocab_size": V})
+    tensors = drafter_tensors(full)
+    source = convert(write_drafter(tmp_path / "source", config=full), tmp_path / "vllm", "vllm").path
+    kept = {name: t for name, t in weights(source).items() if name not in ("embed_tokens.weight", "lm_head.weight")}
+    save_file(kept, source / WEIGHTS)
+    (source / "manifest.json").unlink()
+    for to, name in (("speculators", "embed_tokens"), ("sglang", "lm_head"), ("both", "lm_head")):
+        with pytest.raises(CheckpointError, match=f"holds no {name}.weight, and {to} needs it: give the verifier"):
+            convert(source, tmp_path / "out", to)
+    # Matrices of verifiers are padded at the end.
+    padded = {
+        name: torch.cat([t, torch.zeros(8, H).bfloat16()]) if len(t.shape) == 2 else t
+        for name, t in verifier_tensors().items()
+    }
+    verifier = write_verifier(tmp_path / "verifier", padded, max_position_embeddings=2048)
+    out = convert(source, tmp_path / "out", "speculators", verifier=verifier)
+    read = read_drafter_tensors(out.path)
+    assert torch.equal(read["embed_tokens.weight"], padded["model.embed_tokens.weight"][:V])
+    assert torch.equal(read["lm_head.weight"], padded["lm_head.weight"][:V])
+    assert torch.equal(read["fc.weight"], tensors["fc.weight"])
+    assert "d2t" not in read
+    same(out.path, convert(out.path, tmp_path / "both", "both", verifier=verifier).path)
+    assert compare(source, out.path, verifier=verifier).equal
+
+
+def test_an_embedding_that_is_not_the_verifiers_is_not_for_sglang(tmp_path: Path, verifier: Path) -> None:
+    source = foreign(tmp_path, put("embed_tokens.weight", random(V, H, seed=9)))
+    with pytest.raises(CheckpointError, match="embedding_replaced"):
+        convert(source, tmp_path / "out", "sglang", verifier=verifier)
+    assert not list(tmp_path.glob(".convert*"))
+
+
+# ---------------------------------------------------------------- what can be read in two ways
+
+
+def test_ids_of_speculators_0_3_are_written_once_the_verifier_is_known(tmp_path: Path, verifier: Path) -> None:
+    source = foreign(tmp_path, eagle_aux_hidden_state_layer_ids=None, speculators_version="0.3.0")
+    with pytest.raises(CheckpointError, match=r"3, N//2\+1, N-2"):
+        convert(source, tmp_path / "out", "vllm")
+    out = convert(source, tmp_path / "out", "vllm", verifier=verifier).path
+    assert read_drafter_config(out).config.aux_layer_ids == (3, 5, 6)
+    given = convert(source, tmp_path / "given", "vllm", aux_layer_ids=[3, 5, 6]).path
+    same(out, given)
+
+
+def test_nested_ids_that_servers_read_differently_are_asked_for(tmp_path: Path, verifier: Path) -> None:
+    source = convert(drafter(tmp_path, aux_layer_ids=(3, 5, 6)), tmp_path / "both", "both", verifier=verifier).path
+    config = json.loads((source / "config.json").read_text())
+    del config["eagle_aux_hidden_state_layer_ids"]
+    (source / "config.json").write_text(json.dumps(config))
+    (source / "manifest.json").unlink()
+    with pytest.raises(CheckpointError, match=r"SGLang feeds states \[3, 5, 6\] .* \[2, 4, 5\]. Give aux_layer_ids"):
+        convert(source, tmp_path / "out", "vllm", verifier=verifier)
+    out = convert(source, tmp_path / "out", "vllm", verifier=verifier, aux_layer_ids=[3, 5, 6]).path
+    assert read_drafter_config(out).config.aux_layer_ids == (3, 5, 6)
+    for wrong in ([3, 5], [6, 5, 3], [3, 5, 7]):
+        with pytest.raises(CheckpointError, match="aux_layer_ids"):
+            convert(source, tmp_path / "wrong", "vllm", aux_layer_ids=wrong)
+
+
+def test_a_verifiers_quantisation_does_not_go_along(tmp_path: Path) -> None:
+    source = foreign(tmp_path, quantization_config={"quant_method": "fp8"})
+    done = convert(source, tmp_path / "out", "vllm")
+    assert "quantization_config" not in json.loads((done.path / "config.json").read_text())
+    assert any("quantization_config is left out" in note for note in done.notes)
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"norm_before_residual": ...}, "norm_before_residual is not stated"),
+        ({"tie_word_embeddings": True}, "tie_word_embeddings is true"),
+        ({"eagle_config": {"use_mtp_layernorm": True}}, "use_mtp_layernorm is True"),
+        ({"logit_scale": 0.5}, "logit_scale is 0.5"),
+    ],
+)
+def test_what_no_other_format_can_say_is_refused(tmp_path: Path, config: dict[str, Any], reason: str) -> None:
+    with pytest.raises(CheckpointError, match=reason):
+        convert(foreign(tmp_path, **config), tmp_path / "out", "vllm")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (drop("fc.weight"), "missing_tensor"),
+        (drop("d2t"), "missing_tensor"),
+        (put("d2t", torch.arange(20, 20 + D)), "d2t"),
+        (put("verifier_norm.weight", torch.ones(H)), "unexpected_tensor"),
+        (put("norm.weight", torch.full((H,), float("nan"))), "NaN"),
+    ],
+)
+def test_a_damaged_source_gives_nothing(tmp_path: Path, change: Any, reason: str) -> None:
+    source = foreign(tmp_path, change)
+    with pytest.raises(CheckpointError, match=reason):
+        convert(source, tmp_path / "out", "vllm")
+    assert not (tmp_path / "out").exists()
+    assert not list(tmp_path.glob(".convert*"))
+
+
+# ---------------------------------------------------------------- inputs that broke other tools
+
+
+@pytest.mark.parametrize("kind", ["linear", "llama3", "yarn"])
+def test_published_rope_scaling_survives(tmp_path: Path, kind: str) -> None:
+    source = make_case("H01", tmp_path) / kind
+    rope = read_drafter_config(source).config.rope
+    for to in ("vllm", "both"):
+        out = convert(source, tmp_path / to, to).path
+        same(source, out)
+        config = json.loads((out / "config.json").read_text())
+        assert {**config["rope_parameters"], **config["rope_scaling"]} == rope
+        assert config["rope_theta"] == rope["rope_theta"]
+
+
+def test_published_norm_switches_and_names(tmp_path: Path) -> None:
+    cases = make_case("H02", tmp_path), make_case("H04", tmp_path)
+    for number, source in enumerate([cases[0] / "fc", cases[1] / "midlayer", cases[1] / "model_prefix"]):
+        same(source, convert(source, tmp_path / f"{number}", "vllm").path)
+    with pytest.raises(CheckpointError, match="two names for one tensor"):
+        convert(cases[1] / "both", tmp_path / "out", "vllm")
+
+
+def test_a_published_position_limit_is_warned_about(tmp_path: Path) -> None:
+    case = make_case("H05", tmp_path)
+    done = convert(case / "draft", tmp_path / "out", "vllm", verifier=case / "verifier")
+    assert "positions_short" in {finding.code for finding in done.verdict.findings}
+
+
+@pytest.mark.parametrize(
+    ("case", "folder", "reason"),
+    [
+        ("B01", ".", "d2t_absolute"),
+        ("B02", ".", "identity_slice"),
+        ("B05", ".", "missing_tensor"),
+        ("E02", ".", "tie_word_embeddings"),
+        ("G06", "cut", "missing_tensor"),
+        ("H06", "wrong", "aux_id_count"),
+        ("H07", "extra", "fc_bias"),
+        ("H08", "four", "aux_id_count"),
+    ],
+)
+def test_published_faults_are_not_converted(tmp_path: Path, case: str, folder: str, reason: str) -> None:
+    with pytest.raises(CheckpointError, match=reason):
+        convert(make_case(case, tmp_path) / folder, tmp_path / "out", "vllm")
+
+
+# ---------------------------------------------------------------- the directory
+
+
+def test_files_of_torch_save_and_shards_are_read(tmp_path: Path) -> None:
+    source = drafter(tmp_path)
+    tensors = weights(source)
+    pickled, sharded = tmp_path / "pickled", tmp_path / "sharded"
+    for directory in (pickled, sharded):
+        directory.mkdir()
+        (directory / "config.json").write_bytes((source / "config.json").read_bytes())
+    # A transposed tensor lies in the file in another order than its elements.
+    across = tensors["fc.weight"].t().contiguous().t()
+    torch.save(tensors | {"fc.weight": across}, pickled / "pytorch_model.bin")
+    halves = [dict(list(tensors.items())[::2]), dict(list(tensors.items())[1::2])]
+    for number, half in enumerate(halves, 1):
+        save_file(half, sharded / f"model-{number:05}-of-00002.safetensors")
+    for directory in (pickled, sharded):
+        same(source, convert(directory, tmp_path / f"from-{directory.name}", "vllm").path)
+
+
+def test_nothing_is_written_over(tmp_path: Path) -> None:
+    source = drafter(tmp_path)
+    for name in ("full", "file"):
+        (tmp_path / "full").mkdir(exist_ok=True)
+        (tmp_path / "full" / "kept.txt").write_text("mine")
+        (tmp_path / "file").write_text("mine")
+        with pytest.raises(BadInput, match=r"is not empty|is no directory"):
+            convert(source, tmp_path / name, "vllm")
+    (tmp_path / "empty").mkdir()
+    assert convert(source, tmp_path / "empty", "vllm").path == tmp_path / "empty"
+    with pytest.raises(BadInput, match="no such directory"):
+        convert(source, tmp_path / "nowhere" / "out", "vllm")
+    with pytest.raises(BadInput, match="is not empty"):
+        convert(source, source, "vllm")
+
+
+def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int, offset: int, length: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    source = drafter(tmp_path)
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match="No space left") as caught:
+        convert(source, tmp_path / "out", "vllm")
+    assert caught.value.filename
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def test_a_stop_leaves_nothing_behind(tmp_path: Path) -> None:
+    def stop() -> None:
+        raise RuntimeError("not wanted any more")
+
+    source = drafter(tmp_path)
+    with pytest.raises(RuntimeError, match="not wanted"):
+        convert(source, tmp_path / "out", "vllm", check_stop=stop)
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def test_what_a_killed_conversion_left_is_cleared(tmp_path: Path) -> None:
+    source = drafter(tmp_path)
+    stale, busy = tmp_path / ".convert-out-4194304.tmp", tmp_path / f".convert-out-{os.getppid()}.tmp"
+    stale.mkdir()
+    busy.mkdir()
+    convert(source, tmp_path / "out", "vllm")
+    assert (stale.exists(), busy.exists()) == (False, True)
+
+
+def test_memory_does_not_grow_with_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every piece that is copied is small, whatever the tensor; the file is as large as it must be."""
+    big = DRAFTER.model_copy(update={"vocab_size": 1 << 20, "draft_vocab_size": 1 << 19})
+    largest = 0
+    real = module.fill
+
+    def watched(path: Path, planned: Any, starts: Any, stream: Any, check_stop: Any) -> None:
+        nonlocal largest
+        for tensor in planned.values():
+            largest = max(largest, *(len(piece) for piece in tensor.pieces(stream)))
+        real(path, planned, starts, stream, check_stop)
+
+    monkeypatch.setattr(module, "fill", watched)
+    source = write_big(tmp_path / "source", big)
+    out = convert(source, tmp_path / "out", "vllm").path
+    assert (out / WEIGHTS).stat().st_size > 3 * PIECE_BYTES
+    assert largest <= PIECE_BYTES
+
+
+def write_big(directory: Path, config: DrafterConfig) -> Path:
+    """A drafter with a large vocabulary, whose map takes every second token, backwards."""
+    small = drafter_tensors(DRAFTER)
+    tokens = torch.arange(1, config.vocab_size, 2).flip(0)
+    kept = torch.zeros(config.vocab_size, dtype=torch.bool)
+    kept[tokens] = True
+    tensors = small | {
+        "embed_tokens.weight": random(config.vocab_size, H),
+        "lm_head.weight": random(config.draft_vocab_size, H, seed=1),
+        "d2t": tokens - torch.arange(len(tokens)),
+        "t2d": kept,
+    }
+    made = write_drafter(directory)
+    settings = json.loads((made / "config.json").read_text())
+    settings["draft_vocab_size"] = config.draft_vocab_size
+    settings["transformer_layer_config"]["vocab_size"] = config.vocab_size
+    (made / "config.json").write_text(json.dumps(settings))
+    save_file(tensors, made / WEIGHTS)
+    (made / "manifest.json").unlink()
+    (made / "optimizer_state_dict.pt").unlink()
+    return made

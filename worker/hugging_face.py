@@ -5,7 +5,7 @@ Weights are read from safetensors alone, never from a pickle.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import transformers
 from torch import Tensor, nn
 
 from eagle3_core.contract.jsonfiles import read_json_object
-from eagle3_core.contract.tensor_names import EMBEDDING, FINAL_NORM, Role
+from eagle3_core.contract.tensor_names import EMBEDDING, FINAL_NORM, QUANTISED_SUFFIXES, Role
 from eagle3_core.data.conversations import Message
 from eagle3_core.errors import BadData, BadInput
 from worker.remote_code import MODEL_CONFIGS, TOKENIZER_CONFIGS, refuse_code
@@ -121,12 +121,32 @@ def load_model(directory: Path, device: torch.device, dtype: torch.dtype, allow_
     except (OSError, ValueError, KeyError) as error:
         refuse_code(directory, MODEL_CONFIGS, allow_remote_code)
         raise BadInput(f"{directory}: the verifier could not be loaded ({error})") from error
+    except ImportError as error:  # a quantised verifier needs the package of its scheme
+        raise BadInput(f"{directory}: the worker's environment lacks what this verifier needs: {error}") from error
     model, info = pair
+    _check_all_scales_used(directory, info["unexpected_keys"])
     # transformers fills what it does not find, or what does not fit, with random numbers and only warns.
     misfits = [f"{name} is {list(found)}, not {list(wanted)}" for name, found, wanted in info["mismatched_keys"]]
     if wrong := sorted([*(f"{name} is missing" for name in info["missing_keys"]), *misfits]):
         raise BadInput(f"{directory}: {len(wrong)} tensors of the verifier do not fit: {'; '.join(wrong[:4])}")
     return model.to(device).eval().requires_grad_(False)
+
+
+def _check_all_scales_used(directory: Path, unexpected: Iterable[str]) -> None:
+    """Refuse quantised weights whose scales were left out: transformers takes their codes for weights then.
+
+    Raises:
+        BadInput: names one.
+    """
+    unused = set(unexpected)
+    for name in sorted(unused):
+        for suffix, scheme in QUANTISED_SUFFIXES:
+            weight = f"{name.removesuffix(suffix)}.weight"
+            if name.endswith(suffix) and weight not in unused:
+                raise BadInput(
+                    f"{directory}: {name} was not used: {weight} is quantised ({scheme}) in a way transformers does "
+                    "not know, and its codes would be taken for weights; give a verifier in bf16"
+                )
 
 
 def _model_config(directory: Path, allow_remote_code: bool) -> Any:

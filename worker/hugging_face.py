@@ -26,6 +26,8 @@ BUILT_AS = {"kimi_k2": "deepseek_v3"}
 """model_types transformers knows by another name, so that their code need not be run. Source: Kimi_K25Config of
 transformers 5.19.0, which builds its text model so."""
 
+LAYERS = Role("layers", "model.layers", ("layers",), frozenset())
+
 REWINDABLE_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
 """Kinds of layer whose cache is one entry a token."""
 
@@ -168,9 +170,9 @@ def backbone(model: nn.Module) -> nn.Module:
         BadInput: there is none.
     """
     for _, module in model.named_modules():
-        names = dict(module.named_children()).keys()
-        layers = module.get_submodule("layers") if "layers" in names else None
-        if isinstance(layers, nn.ModuleList) and names & set(EMBEDDING.leaves) and names & set(FINAL_NORM.leaves):
+        layers, norm, embedding = (part_of(module, role) for role in (LAYERS, FINAL_NORM, EMBEDDING))
+        # A vision tower has layers and a norm as well, and what it calls embeddings are patches.
+        if isinstance(layers, nn.ModuleList) and norm is not None and isinstance(embedding, nn.Embedding):
             return module
     raise BadInput(
         f"{type(model).__name__}: no decoder with an embedding, `layers` and a final norm was found, so that no states "
@@ -178,10 +180,10 @@ def backbone(model: nn.Module) -> nn.Module:
     )
 
 
-def part_of(decoder: nn.Module, role: Role) -> nn.Module:
-    """The module that plays a role in what `backbone` found, by whatever name it goes."""
+def part_of(decoder: nn.Module, role: Role) -> nn.Module | None:
+    """The module that plays a role in a decoder, by whatever name it goes."""
     children = dict(decoder.named_children())
-    return next(children[leaf] for leaf in role.leaves if leaf in children)
+    return next((children[leaf] for leaf in role.leaves if leaf in children), None)
 
 
 def entering(layer_id: int, args: tuple[object, ...], kwargs: dict[str, object]) -> Tensor:
@@ -212,8 +214,8 @@ def capture_states(model: nn.Module, layer_ids: tuple[int, ...]) -> Iterator[dic
         id -> [B, T, H] of the latest forward pass.
     """
     decoder = backbone(model)
-    layers, norm = decoder.get_submodule("layers"), part_of(decoder, FINAL_NORM)
-    assert isinstance(layers, nn.ModuleList)
+    layers, norm = part_of(decoder, LAYERS), part_of(decoder, FINAL_NORM)
+    assert isinstance(layers, nn.ModuleList) and norm is not None
     states: dict[int, Tensor] = {}
 
     def keep(layer_id: int, args: tuple[object, ...], kwargs: dict[str, object]) -> None:

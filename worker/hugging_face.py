@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from eagle3_core.contract.jsonfiles import read_json_object
-from eagle3_core.contract.tensor_names import EMBEDDING, FINAL_NORM, Role
+from eagle3_core.contract.tensor_names import EMBEDDING, FINAL_NORM, QUANTISED_SUFFIXES, Role
 from eagle3_core.data.conversations import Conversation
 from eagle3_core.data.spans import TEMPLATE_REFUSES
 from eagle3_core.data.tokens import Encoded, Spelled
@@ -30,6 +30,8 @@ transformers.utils.logging.disable_progress_bar()
 BUILT_AS = {"kimi_k2": "deepseek_v3"}
 """model_types transformers knows by another name, so that their code need not be run. Source: Kimi_K25Config of
 transformers 5.19.0, which builds its text model so."""
+
+LAYERS = Role("layers", "model.layers", ("layers",), frozenset())
 
 REWINDABLE_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
 """Kinds of layer whose cache is one entry a token."""
@@ -280,12 +282,32 @@ def load_model(
     except (OSError, ValueError, KeyError) as error:
         refuse_code(directory, MODEL_CONFIGS, allow_remote_code)
         raise BadInput(f"{directory}: the verifier could not be loaded ({error})") from error
+    except ImportError as error:  # a quantised verifier needs the package of its scheme
+        raise BadInput(f"{directory}: the worker's environment lacks what this verifier needs: {error}") from error
     model, info = pair
+    _check_all_scales_used(directory, info["unexpected_keys"])
     # transformers fills what it does not find, or what does not fit, with random numbers and only warns.
     misfits = [f"{name} is {list(found)}, not {list(wanted)}" for name, found, wanted in info["mismatched_keys"]]
     if wrong := sorted([*(f"{name} is missing" for name in info["missing_keys"]), *misfits]):
         raise BadInput(f"{directory}: {len(wrong)} tensors of the verifier do not fit: {'; '.join(wrong[:4])}")
     return (model if device_map else model.to(device)).eval().requires_grad_(False)
+
+
+def _check_all_scales_used(directory: Path, unexpected: Iterable[str]) -> None:
+    """Refuse quantised weights whose scales were left out: transformers takes their codes for weights then.
+
+    Raises:
+        BadInput: names one.
+    """
+    unused = set(unexpected)
+    for name in sorted(unused):
+        for suffix, scheme in QUANTISED_SUFFIXES:
+            weight = f"{name.removesuffix(suffix)}.weight"
+            if name.endswith(suffix) and weight not in unused:
+                raise BadInput(
+                    f"{directory}: {name} was not used: {weight} is quantised ({scheme}) in a way transformers does "
+                    "not know, and its codes would be taken for weights; give a verifier in bf16"
+                )
 
 
 def _model_config(directory: Path, allow_remote_code: bool) -> Any:
@@ -307,9 +329,9 @@ def backbone(model: nn.Module) -> nn.Module:
         BadInput: there is none.
     """
     for _, module in model.named_modules():
-        names = dict(module.named_children()).keys()
-        layers = module.get_submodule("layers") if "layers" in names else None
-        if isinstance(layers, nn.ModuleList) and names & set(EMBEDDING.leaves) and names & set(FINAL_NORM.leaves):
+        layers, norm, embedding = (part_of(module, role) for role in (LAYERS, FINAL_NORM, EMBEDDING))
+        # A vision tower has layers and a norm as well, and what it calls embeddings are patches.
+        if isinstance(layers, nn.ModuleList) and norm is not None and isinstance(embedding, nn.Embedding):
             return module
     raise BadInput(
         f"{type(model).__name__}: no decoder with an embedding, `layers` and a final norm was found, so that no states "
@@ -317,10 +339,10 @@ def backbone(model: nn.Module) -> nn.Module:
     )
 
 
-def part_of(decoder: nn.Module, role: Role) -> nn.Module:
-    """The module that plays a role in what `backbone` found, by whatever name it goes."""
+def part_of(decoder: nn.Module, role: Role) -> nn.Module | None:
+    """The module that plays a role in a decoder, by whatever name it goes."""
     children = dict(decoder.named_children())
-    return next(children[leaf] for leaf in role.leaves if leaf in children)
+    return next((children[leaf] for leaf in role.leaves if leaf in children), None)
 
 
 def entering(layer_id: int, args: tuple[object, ...], kwargs: dict[str, object]) -> Tensor:
@@ -351,8 +373,8 @@ def capture_states(model: nn.Module, layer_ids: tuple[int, ...]) -> Iterator[dic
         id -> [B, T, H] of the latest forward pass.
     """
     decoder = backbone(model)
-    layers, norm = decoder.get_submodule("layers"), part_of(decoder, FINAL_NORM)
-    assert isinstance(layers, nn.ModuleList)
+    layers, norm = part_of(decoder, LAYERS), part_of(decoder, FINAL_NORM)
+    assert isinstance(layers, nn.ModuleList) and norm is not None
     states: dict[int, Tensor] = {}
 
     def keep(layer_id: int, args: tuple[object, ...], kwargs: dict[str, object]) -> None:

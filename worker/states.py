@@ -10,10 +10,11 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from eagle3_core.contract.tensor_names import EMBEDDING, FINAL_NORM
 from eagle3_core.data.conversations import TokenRow
 from eagle3_core.data.store import check_tokens
 from eagle3_core.errors import BadInput
-from worker.hugging_face import backbone
+from worker.hugging_face import LAYERS, backbone, entering, part_of
 
 
 class _Enough(Exception):
@@ -35,10 +36,11 @@ class StateReader:
             BadInput: there is no decoder that can be hooked into.
         """
         self._model, self._layer_ids, self.device = model, tuple(layer_ids), device
-        children = dict(backbone(model).named_children())
-        layers, norm = children["layers"], children["norm"]
-        assert isinstance(layers, nn.ModuleList) and layer_ids[-1] == len(layers)
-        self._embedding = children["embed_tokens"]
+        decoder = backbone(model)
+        layers, norm, embedding = (part_of(decoder, role) for role in (LAYERS, FINAL_NORM, EMBEDDING))
+        assert isinstance(layers, nn.ModuleList) and norm is not None and embedding is not None
+        assert layer_ids[-1] == len(layers)
+        self._embedding = embedding
         self._modules = [(slot, norm if k == len(layers) else layers[k]) for slot, k in enumerate(layer_ids)]
         self._place: Callable[[], Tensor]
         self._out: Tensor | None
@@ -96,9 +98,7 @@ class StateReader:
         self._ids_seen.append(value)
 
     def _take(self, slot: int, _module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        value = args[0] if args else kwargs["hidden_states"]
-        assert isinstance(value, Tensor)
-        states = value.reshape(-1, value.shape[-1])
+        states = entering(self._layer_ids[slot], args, kwargs).flatten(0, 1)
         if self._kept is not None:
             states = states.index_select(0, self._kept.to(states.device))
         if self._out is None:

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from eagle3_core.contract.store_files import StoreMeta
+from eagle3_core.contract.tensor_names import FINAL_NORM
 from eagle3_core.data.conversations import TokenRow
 from eagle3_core.data.store import DTYPES, HiddenStateStore, StoredRow
 from eagle3_core.errors import BadData
-from worker.hugging_face import backbone
+from worker.hugging_face import backbone, part_of
 from worker.states import StateReader
 
 TOLERANCE = {"float32": 1e-4, "bfloat16": 0.05, "float8_e4m3": 0.08}
@@ -48,7 +49,9 @@ class Recomputation:
             dtype: of the verifier's forward pass.
         """
         self._model, self._reader, self._meta, self._dtype = model, reader, meta, DTYPES[dtype]
-        self._norm = dict(backbone(model).named_children())["norm"]
+        norm = part_of(backbone(model), FINAL_NORM)
+        assert norm is not None, "the backbone is what has one"
+        self._norm = norm
         self._tolerance = max(TOLERANCE[dtype], TOLERANCE[meta.dtype])
 
     @torch.inference_mode()

@@ -12,14 +12,11 @@ import pytest
 import torch
 
 from eagle3_core.contract.params import ExtractParams
-from eagle3_core.contract.prepared_files import PreparedManifest
 from eagle3_core.contract.spec import JobSpec
-from eagle3_core.contract.verifier_files import tokenizer_fingerprint
-from eagle3_core.data.conversations import TokenRow
-from eagle3_core.data.prepared import save_manifest, save_rows
 from eagle3_core.data.store import HiddenStateStore
 from eagle3_core.errors import BadData
 from tests import tiny
+from tests.prepared import write_prepared
 from tests.unit.core.test_stages import Bench
 from worker import states
 from worker.context import StageContext, Stopped
@@ -30,30 +27,13 @@ SHARD = "shard_{:05d}.safetensors"
 
 def make_prepared(directory: Path, verifier: Path, rows: int, longest: int = 240) -> Path:
     """Rows of random tokens, of all lengths up to `longest`."""
-    directory.mkdir(parents=True)
     generator = torch.Generator().manual_seed(3)
     made = []
-    for number in range(rows):
+    for _ in range(rows):
         length = 8 + int(torch.randint(0, longest - 7, (1,), generator=generator))
         ids = torch.randint(0, 256, (length,), generator=generator)
-        made.append(TokenRow(ids, torch.arange(length) >= length // 2, f"{number:016}"))
-    save_rows(directory, made)
-    tokens = sum(len(row.token_ids_T) for row in made)
-    manifest = PreparedManifest(
-        verifier=str(verifier),
-        tokenizer_fingerprint=tokenizer_fingerprint(verifier),
-        conversations="none",
-        max_seq_len=longest,
-        draft_vocab_size=64,
-        tokens=tokens,
-        supervised_tokens=sum(int(row.loss_mask_T.sum()) for row in made),
-        vocab_coverage=1.0,
-        dropped={},
-        lines=list(range(1, rows + 1)),
-        prompts=[row.prompt for row in made],
-    )
-    save_manifest(directory, manifest)
-    return directory
+        made.append((ids, torch.arange(length) >= length // 2))
+    return write_prepared(directory, verifier, made)
 
 
 @pytest.fixture

@@ -377,3 +377,23 @@ def test_a_verifier_with_a_hole_is_not_filled_with_random_numbers(tmp_path: Path
     save_file(tensors, verifier / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(BadInput, match=said):
         load_model(verifier, CPU, torch.float32)
+
+
+@pytest.mark.parametrize("config", [{}, {"quantization_config": {"quant_method": "modelopt"}}])
+def test_codes_are_never_taken_for_weights(tmp_path: Path, config: dict[str, Any]) -> None:
+    verifier = tiny.make_verifier(tmp_path / "verifier", **config)
+    tensors = tiny.verifier_tensors()
+    name = "model.layers.3.mlp.up_proj.weight"
+    tensors[name] = tensors[name].to(torch.float8_e4m3fn)
+    tensors[f"{name}_scale"] = torch.ones(())
+    tensors["mtp.layers.0.mlp.up_proj.weight"] = tensors[name].clone()
+    tensors["mtp.layers.0.mlp.up_proj.weight_scale"] = torch.ones(())
+    save_file(tensors, verifier / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(BadInput, match=f"{name}_scale was not used: {name} is quantised"):
+        load_model(verifier, CPU, torch.float32)
+
+
+def test_a_package_that_a_quantised_verifier_needs_is_named(tmp_path: Path) -> None:
+    scheme = {"quant_method": "gptq", "bits": 4}
+    with pytest.raises(BadInput, match=r"the worker's environment lacks what this verifier needs: .*optimum"):
+        load_model(tiny.make_verifier(tmp_path / "verifier", quantization_config=scheme), CPU, torch.float32)

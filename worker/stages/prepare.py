@@ -34,7 +34,7 @@ from worker.remote_code import report_code
 LOW_COVERAGE = 0.8
 BATCH_ROWS = 256
 BATCH_CHARACTERS = 1_000_000
-COUNTED_TOKENS = 1 << 22
+COUNTED_TOKENS = 1 << 20
 """Tokens that are counted at a time."""
 
 REPORT = "report.json"

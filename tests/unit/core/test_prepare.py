@@ -211,7 +211,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
         peaks.append(usage.ru_maxrss)
     tokens = load_prepared(tmp_path / "out-16000")[0].tokens
     assert tokens > 16_000 * 700
-    assert peaks[1] - peaks[0] < 32 << 10, "KiB; the ids alone take 36 MiB in the file, and more as lists"
+    assert peaks[1] - peaks[0] < 48 << 10, "KiB; the ids alone would take 96 MiB as a list"
 
 
 def place_job(directory: Path, verifier: Path, source: Path, out: Path) -> JobDir:

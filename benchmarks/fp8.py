@@ -76,8 +76,8 @@ def effect(verifier: Path, prompts: list[str], epochs: int, place: Path, sample:
 
 
 def train(verifier: Path, store: Path, place: Path, name: str, epochs: int, seed: int) -> Path:
-    """A trained drafter. The validation rows are the same for every seed: `judge` chooses them."""
-    _, events = run_stage(
+    """A trained drafter."""
+    done, _ = run_stage(
         "train",
         place / name,
         verifier=verifier,
@@ -93,7 +93,7 @@ def train(verifier: Path, store: Path, place: Path, name: str, epochs: int, seed
         keep_last=1,
         device="cpu",
     )
-    return Path(next(event["artifacts"]["checkpoint"] for event in events if event["type"] == "result"))
+    return Path(done.artifacts["checkpoint"])
 
 
 def judge(verifier: Path, directory: Path, checkpoint: Path) -> dict[str, float]:

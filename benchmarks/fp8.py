@@ -16,7 +16,6 @@ from benchmarks.stages import run_stage
 from eagle3_core.checkpoint.drafter import load_drafter
 from eagle3_core.contract.params import TrainParams
 from eagle3_core.contract.verifier_files import read_verifier_files
-from eagle3_core.data.split import split_by_prompt
 from eagle3_core.data.store import HiddenStateStore
 from eagle3_core.evaluation.rounds import RoundCounts
 from eagle3_core.evaluation.walk import walk
@@ -26,7 +25,7 @@ from eagle3_core.training.ttt import counted_rows
 from eagle3_core.verifier.tensors import load_verifier_weights
 
 CPU = torch.device("cpu")
-MAX_SEQ_LEN, ANSWER_TOKENS, SPECULATIVE_TOKENS, VAL_RATIO = 128, 96, 3, 0.2
+MAX_SEQ_LEN, ANSWER_TOKENS, SPECULATIVE_TOKENS = 128, 96, 3
 
 
 def effect(verifier: Path, prompts: list[str], epochs: int, place: Path, sample: Any) -> dict[str, Any]:
@@ -40,82 +39,84 @@ def effect(verifier: Path, prompts: list[str], epochs: int, place: Path, sample:
         sample: `sample_responses` of the demo.
     """
     name = hashlib.sha256(json.dumps([prompts, ANSWER_TOKENS]).encode()).hexdigest()[:12]
-    conversations = place.parent / f"responses-{name}.jsonl"
-    if not conversations.exists():
-        sample(verifier, prompts, conversations, ANSWER_TOKENS, 64)
-    run_stage(
-        "prepare",
-        place / "prepare",
-        verifier=verifier,
-        conversations=conversations,
-        draft_vocab_size=2048,
-        max_seq_len=MAX_SEQ_LEN,
+    answered = place.parent / f"responses-{name}.jsonl"
+    if not answered.exists():
+        sample(verifier, prompts, answered, ANSWER_TOKENS, 64)
+    lines = answered.read_text().splitlines(keepends=True)
+    held_out = len(lines) // 5
+    training, held = (
+        prepare(verifier, lines[held_out:], place / "train"),
+        prepare(verifier, lines[:held_out], place / "held"),
     )
-    stores, sizes = {}, {}
-    for dtype in ("bfloat16", "float8_e4m3"):
-        here = place / dtype
-        prepared = place / "prepare" / "out"
-        done, _ = run_stage("extract", here, verifier=verifier, prepared_dir=prepared, store_dtype=dtype, device="cpu")
-        stores[dtype], sizes[dtype] = here / "out", done.data["bytes"]
-    measured = {}
-    for run, dtype, seed in (("plain", "bfloat16", 0), ("eight", "float8_e4m3", 0), ("chance", "bfloat16", 1)):
-        drafter = train(verifier, stores[dtype], place, run, epochs, seed)
-        measured[run] = judge(verifier, stores["bfloat16"], drafter)
+    plain_store, plain_bytes = store(verifier, training, "bfloat16", place / "plain")
+    eight_store, eight_bytes = store(verifier, training, "float8_e4m3", place / "eight")
+    held_store, _ = store(verifier, held, "bfloat16", place / "held-states")
+    runs = {"plain": (plain_store, 0), "eight": (eight_store, 0), "chance": (plain_store, 1)}
+    measured = {
+        name: judge(verifier, held_store, train(verifier, states, training, place / f"drafter-{name}", epochs, seed))
+        for name, (states, seed) in runs.items()
+    }
     plain, eight, chance = (measured[run] for run in ("plain", "eight", "chance"))
     return {
         "loss_delta": round(eight["loss"] - plain["loss"], 4),
         "tau_delta": round(eight["tau"] - plain["tau"], 4),
-        "bytes_ratio": round(sizes["float8_e4m3"] / sizes["bfloat16"], 4),
+        "bytes_ratio": round(eight_bytes / plain_bytes, 4),
         "loss": round(plain["loss"], 4),
         "tau": round(plain["tau"], 4),
         "loss_delta_of_another_seed": round(chance["loss"] - plain["loss"], 4),
         "tau_delta_of_another_seed": round(chance["tau"] - plain["tau"], 4),
-        "rows": len(HiddenStateStore(stores["bfloat16"])),
+        "rows": len(HiddenStateStore(plain_store)),
         "rounds": eight["rounds"],
     }
 
 
-def train(verifier: Path, store: Path, place: Path, name: str, epochs: int, seed: int) -> Path:
-    """A trained drafter. The validation rows are the same for every seed: `judge` chooses them."""
-    _, events = run_stage(
+def prepare(verifier: Path, lines: list[str], place: Path) -> Path:
+    place.mkdir(parents=True)
+    (place / "conversations.jsonl").write_text("".join(lines))
+    wanted = {"verifier": verifier, "conversations": place / "conversations.jsonl", "max_seq_len": MAX_SEQ_LEN}
+    run_stage("prepare", place, **wanted, draft_vocab_size=2048)
+    return place / "out"
+
+
+def store(verifier: Path, prepared: Path, dtype: str, place: Path) -> tuple[Path, int]:
+    """The store, and its bytes."""
+    done, _ = run_stage("extract", place, verifier=verifier, prepared_dir=prepared, store_dtype=dtype, device="cpu")
+    return place / "out", done.data["bytes"]
+
+
+def train(verifier: Path, states: Path, prepared: Path, place: Path, epochs: int, seed: int) -> Path:
+    """A trained drafter."""
+    done, _ = run_stage(
         "train",
-        place / name,
+        place,
         verifier=verifier,
-        data_dir=store,
-        vocab_map_dir=place / "prepare" / "out",
+        data_dir=states,
+        vocab_map_dir=prepared,
         epochs=epochs,
         lr=1e-3,
         warmup_ratio=0.05,
         max_seq_len=MAX_SEQ_LEN,
-        val_ratio=VAL_RATIO,
+        val_ratio=0.0,
         seed=seed,
         norm_before_fc=True,  # this small verifier's states differ in size by a factor of ten between layers
         keep_last=1,
         device="cpu",
     )
-    return Path(next(event["artifacts"]["checkpoint"] for event in events if event["type"] == "result"))
+    return Path(done.artifacts["checkpoint"])
 
 
 def judge(verifier: Path, directory: Path, checkpoint: Path) -> dict[str, float]:
-    """Loss and acceptance length over the held-out rows of a store."""
-    files, store = read_verifier_files(verifier), HiddenStateStore(directory)
+    """Loss and acceptance length over the rows of a store."""
+    files, states = read_verifier_files(verifier), HiddenStateStore(directory)
     drafter = load_drafter(checkpoint, files, CPU)
-    params = TrainParams(
-        verifier=str(verifier),
-        data_dir=str(directory),
-        vocab_map_dir=str(checkpoint),
-        max_seq_len=MAX_SEQ_LEN,
-        val_ratio=VAL_RATIO,
-    )
-    usable = [bool(counted_rows(mask, 1).any()) for _, mask in store.masks()]
-    held_out = split_by_prompt([entry.prompt for entry in store.entries], VAL_RATIO, 0)[1]
-    rows = [row for row in held_out if usable[row]]
+    told = {"verifier": verifier, "data_dir": directory, "vocab_map_dir": checkpoint}
+    params = TrainParams(**{name: str(path) for name, path in told.items()}, max_seq_len=MAX_SEQ_LEN)
+    rows = [row for row, (_, mask) in enumerate(states.masks()) if counted_rows(mask, 1).any()]
     head = make_target_head(load_verifier_weights(files, drafter.draft_to_target()), "pre_norm", CPU)
-    metrics = Trainer(params, drafter, head, store, rows[:1], rows, CPU).validate(lambda: None)
+    metrics = Trainer(params, drafter, head, states, rows[:1], rows, CPU).validate(lambda: None)
     counts = RoundCounts(SPECULATIVE_TOKENS)
-    drafter.eval()
     for number in rows:
-        row = store.read(number)
+        row = states.read(number)
         prompt = int(row.loss_mask_T.nonzero()[0])
         counts.add(walk(drafter, row.token_ids_T, prompt, row.aux_TAH.float(), SPECULATIVE_TOKENS))
     return {"loss": metrics["loss"], "tau": counts.acceptance_length, "rounds": counts.rounds}

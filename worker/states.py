@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from eagle3_core.contract.tensor_names import EMBEDDING, FINAL_NORM
 from eagle3_core.data.conversations import TokenRow
 from eagle3_core.data.store import check_tokens
-from eagle3_core.errors import BadInput
+from eagle3_core.errors import BadData, BadInput
 from worker.hugging_face import LAYERS, backbone, entering, part_of
 
 
@@ -45,6 +45,7 @@ class StateReader:
         self._place: Callable[[], Tensor]
         self._out: Tensor | None
         self._kept: Tensor | None
+        self._columns: int
         self._passed: list[int]
         self._ids_seen: list[Tensor]
 
@@ -64,7 +65,7 @@ class StateReader:
             What `place` gave, filled with the states of all rows one behind the other.
 
         Raises:
-            BadData: the verifier embedded other tokens than it was given.
+            BadData: the verifier embedded other tokens than it was given, or gave more or fewer states.
             BadInput: it did not run its layers once each, in order.
         """
         lengths = [len(row.token_ids_T) for row in rows]
@@ -74,7 +75,7 @@ class StateReader:
             ids[slot, : lengths[slot]] = row.token_ids_T
         kept = (torch.arange(width) < torch.tensor(lengths)[:, None]).flatten()
         self._kept = None if bool(kept.all()) else kept.nonzero()[:, 0].to(self.device)
-        self._place, self._out = place, None
+        self._place, self._out, self._columns = place, None, ids.numel()
         self._passed, self._ids_seen = [], []
         with ExitStack() as hooks, suppress(_Enough):
             hooks.callback(self._embedding.register_forward_pre_hook(self._take_ids, with_kwargs=True).remove)
@@ -99,10 +100,15 @@ class StateReader:
 
     def _take(self, slot: int, _module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         states = entering(self._layer_ids[slot], args, kwargs).flatten(0, 1)
-        if self._kept is not None:
-            states = states.index_select(0, self._kept.to(states.device))
         if self._out is None:
             self._out = self._place()
+        if states.shape != (self._columns, self._out.shape[-1]):
+            raise BadData(
+                f"{type(self._model).__name__} gave {len(states)} states of size {states.shape[-1]} entering layer "
+                f"{self._layer_ids[slot]}, expected {self._columns} of size {self._out.shape[-1]}"
+            )
+        if self._kept is not None:
+            states = states.index_select(0, self._kept.to(states.device))
         self._out[:, slot].copy_(states)
         self._passed.append(slot)
         if slot == len(self._layer_ids) - 1:

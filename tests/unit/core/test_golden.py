@@ -13,7 +13,7 @@ from eagle3_core.contract.drafter_config import expected_tensors
 from eagle3_core.contract.events import Event, parse_event
 from eagle3_core.contract.spec import JobSpec
 from eagle3_core.data.prepared import load_prepared
-from eagle3_core.data.store import HiddenStateStore
+from eagle3_core.data.store import HiddenStateStore, check_digest
 from eagle3_core.model.drafter import Eagle3Drafter
 from eagle3_core.model.vocab_map import load_vocab_map
 
@@ -49,6 +49,18 @@ def test_a_hidden_state_store() -> None:
     assert row.loss_mask_T.tolist() == [False] * 3 + [True] * 5
     states = torch.cat((row.aux_TAH, row.last_TH[:, None]), dim=1)
     assert torch.equal(states, (torch.arange(1, 8 * 4 * 16 + 1).reshape(8, 4, 16) * 2 / 64).bfloat16())
+
+
+def test_a_hidden_state_store_in_eight_bits() -> None:
+    store = HiddenStateStore(GOLDEN / "store-2")
+    assert (store.meta.dtype, store.index.schema_version) == ("float8_e4m3", 2)
+    [shard] = store.index.shards
+    check_digest(GOLDEN / "store-2" / shard.file, shard)
+    row = store.read(1)
+    assert row.token_ids_T.tolist() == list(range(4, 12))
+    states = torch.cat((row.aux_TAH, row.last_TH[:, None]), dim=1)
+    wanted = (torch.arange(8 * 4 * 16 + 1, 2 * 8 * 4 * 16 + 1).reshape(8, 4, 16) % 97 - 48) / 8 + 0.0625
+    assert torch.allclose(states.float(), wanted, rtol=1 / 16, atol=0)
 
 
 def test_a_prepared_directory() -> None:

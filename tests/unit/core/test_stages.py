@@ -150,6 +150,15 @@ def test_train_on_a_full_vocabulary_and_a_single_row(bench: Bench, inputs: dict[
     assert (bench.out / "0" / "model.safetensors").stat().st_mode & 0o444 == 0o444
 
 
+def test_train_on_states_of_eight_bits_comes_close_to_train_on_bfloat16(bench: Bench, inputs: dict[str, Any]) -> None:
+    small = tiny.make_store(bench.root / "small", bench.verifier, dtype="float8_e4m3")
+    losses = []
+    for store in (inputs["data_dir"], small):
+        [epoch] = bench.run("train", **{**inputs, "data_dir": store}).data["epochs"]
+        losses.append(epoch["val"]["loss"])
+    assert losses[0] != losses[1] == pytest.approx(losses[0], rel=0.02)
+
+
 def test_train_warns_of_a_map_made_with_another_tokenizer(bench: Bench, inputs: dict[str, Any]) -> None:
     other = tiny.make_verifier(bench.root / "other")
     (other / "special_tokens_map.json").write_text("{}")

@@ -118,9 +118,14 @@ def other_ids(model: nn.Module) -> None:
     )
 
 
+def one_short(model: nn.Module) -> None:
+    model.get_submodule("model.layers.7").register_forward_hook(lambda _, __, output: output[:, 1:])
+
+
 @pytest.mark.parametrize(
     ("change", "error", "said"),
     [
+        (one_short, BadData, r"gave 52\d states of size 32 entering layer 8, expected 53\d of size 32"),
         (spoil_output(torch.nan), BadData, r"row \d+: 1 NaN and 0 Inf among the states of layer 4"),
         (spoil_output(torch.inf), BadData, r"row \d+: 0 NaN and 1 Inf among the states of layer 4"),
         (other_ids, BadData, r"row \d+: the states are those of another text: token 4 is \d+, the row has \d+ there"),

@@ -14,6 +14,7 @@ from transformers import AutoConfig, LlamaConfig
 from eagle3_core.checkpoint.compare import compare
 from eagle3_core.checkpoint.convert import convert
 from eagle3_core.checkpoint.format import read_drafter_config, read_drafter_tensors
+from eagle3_core.checkpoint.judge import judge
 from eagle3_core.contract.params import ServedFormat
 from eagle3_core.errors import CheckpointError
 from tests.cases import peer_checkpoint
@@ -179,6 +180,21 @@ def test_a_map_in_order_of_frequency_with_negative_offsets_is_put_in_order(tmp_p
     assert torch.equal(read["lm_head.weight"], tensors["lm_head.weight"])
     assert any("order of verifier tokens" in note for note in out.notes)
     same(source, out.path)
+
+
+def test_older_names_of_norms_are_written_anew(tmp_path: Path, verifier: Path) -> None:
+    source = drafter(tmp_path, fc_norm=True)
+    older = convert(source, tmp_path / "sglang", "sglang", verifier=verifier).path
+    names = {f"fc_norm.{index}.weight": f"aux_norm_{word}.weight" for index, word in enumerate(("low", "mid", "high"))}
+    save_file({names.get(name, name): tensor for name, tensor in weights(older).items()}, older / WEIGHTS)
+    config = json.loads((older / "config.json").read_text())
+    config["use_aux_norm"] = config.pop("fc_norm")
+    (older / "config.json").write_text(json.dumps(config))
+    (older / "manifest.json").unlink()
+    served = {one.server: one.outcome for one in judge(older, verifier=verifier).servers}
+    assert (served["sglang"], served["vllm-v1"]) == ("loads", "refuses")
+    same(source, older)
+    same(source, convert(older, tmp_path / "both", "both", verifier=verifier).path)
 
 
 @pytest.mark.parametrize("permuted", [False, True])

@@ -88,6 +88,11 @@ def test_files_of_torch_save_and_shards_are_read(tmp_path: Path) -> None:
         same(source, convert(directory, tmp_path / f"from-{directory.name}", "vllm").path)
 
 
+def test_a_weight_file_alone_is_no_drafter(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"give the directory that holds it and config\.json"):
+        convert(drafter(tmp_path) / WEIGHTS, tmp_path / "out", "vllm")
+
+
 def test_nothing_is_written_over(tmp_path: Path) -> None:
     source = drafter(tmp_path)
     for name in ("full", "file"):

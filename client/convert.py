@@ -63,7 +63,8 @@ def diff(one: Path, other: Path, verifier: Path | None, tolerance: float, as_jso
         print(f"{difference.what}: {difference.message}")
     for note in found.notes:
         print(f"note: {note}")
-    print("they mean the same" if found.equal else f"{len(found.differences)} differences")
+    count = len(found.differences)
+    print("they mean the same" if found.equal else f"{count} difference{'s' if count > 1 else ''}")
     return 0 if found.equal else 1
 
 

@@ -90,6 +90,8 @@ def read_meaning(
         CheckpointError: it is damaged, incomplete, contradicts itself or `aux_layer_ids`, has parts that no other
             format knows, or can be read in two ways.
     """
+    if path.is_file():
+        raise CheckpointError(f"{path}: is a file; give the directory that holds it and config.json")
     report = Report(path)
     found = inspect(report, path, verifier, True)
     if faults := [finding for finding in report.findings if _spoils(finding, found)]:

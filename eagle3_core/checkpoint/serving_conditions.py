@@ -38,6 +38,8 @@ def unknown_to_vllm(facts: Facts) -> str | None:
     ]
     if not facts.reduced and "d2t" in facts.names:
         unknown = ["d2t", *(name for name in unknown if name != "d2t")]
+    if facts.older is not None:
+        unknown.append(facts.older)
     if facts.prefixed is not None:
         unknown.append(f"{facts.prefixed} (it puts model. in front itself)")
     return f"it has no place for {', '.join(unknown[:3])}" if unknown else None

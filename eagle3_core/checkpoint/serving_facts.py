@@ -30,6 +30,7 @@ class Facts:
     nested: eagle_config.
     missing, unknown: canonical names that its config asks for and are not there, and the reverse.
     prefixed: a stored name that begins with `model.`.
+    older: a stored name of the norms before fc that SGLang alone knows.
     hidden_norms: whether every layer above 0 has its norm under SGLang's name.
     input_norms: the same of the name that vLLM and speculators use.
     map_sound: false where the judge found d2t wrong.
@@ -46,6 +47,7 @@ class Facts:
     missing: tuple[str, ...]
     unknown: tuple[str, ...]
     prefixed: str | None
+    older: str | None
     hidden_norms: bool
     input_norms: bool
     map_sound: bool
@@ -159,6 +161,7 @@ def facts_of(
         missing=tuple(sorted(expected - names)),
         unknown=tuple(sorted(names - expected)),
         prefixed=next((entry.stored_name for entry in entries if entry.stored_name.startswith("model.")), None),
+        older=next((entry.stored_name for entry in entries if "aux_norm_" in entry.stored_name), None),
         hidden_norms=all(f"layers.{index}.hidden_norm.weight" in stored for index in further),
         input_norms=all(f"layers.{index}.input_layernorm.weight" in stored for index in further),
         map_sound=map_sound,

@@ -23,6 +23,9 @@ from eagle3_core.contract.weight_files import read_weight_files
 from eagle3_core.errors import BadInput, CheckpointError, NotADrafter
 
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+_OLDER_FLAGS = {"fc_norm": ("use_aux_norm",)}
+"""What SGLang takes for a flag as well, beside tensors called aux_norm_low, mid and high."""
+
 _LLAMA_TYPES = ("llama", "qwen3")
 _MLA_TYPES = ("deepseek_v2", "deepseek_v3", "kimi_k2", "kimi_k25")
 _MAX_LAYERS = 256
@@ -192,11 +195,12 @@ def _drafter_config(
 def _flag(file: Path, name: str, whole: Mapping[str, Any], nested: Mapping[str, Any], notes: list[str]) -> bool:
     """A norm flag, from eagle_config first as servers do, else from the top, else false."""
     for place, config in (("eagle_config.", nested), ("", whole)):
-        value = config.get(name)
-        if value is not None:
-            if not isinstance(value, bool):
-                raise CheckpointError(f"{file}: {place}{name} is {value!r}, not true or false")
-            return value
+        for key in (name, *_OLDER_FLAGS.get(name, ())):
+            value = config.get(key)
+            if value is not None:
+                if not isinstance(value, bool):
+                    raise CheckpointError(f"{file}: {place}{key} is {value!r}, not true or false")
+                return value
     if name == "norm_before_residual":
         notes.append(
             "norm_before_residual is not stated: read as false (vLLM reads true for speculators checkpoints without it)"

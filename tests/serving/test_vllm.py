@@ -88,11 +88,16 @@ def with_fc_bias(tensors: dict[str, Tensor]) -> None:
     tensors["fc.bias"] = torch.zeros(tensors["fc.weight"].shape[0]).bfloat16()
 
 
+def full_head(tensors: dict[str, Tensor]) -> None:
+    tensors["lm_head.weight"] = tensors["embed_tokens.weight"].clone()
+
+
 FAULTS: dict[str, tuple[ServedFormat, Change, dict[str, Any], str]] = {
     "missing tensor": ("vllm", drop("fc.weight"), {}, "missing_tensor"),
     "unknown name": ("vllm", put("verifier_norm.weight", torch.ones(576)), {}, "unknown_tensor"),
     "d2t absent": ("vllm", drop("d2t", "t2d"), {}, "map_missing"),
     "d2t absolute": ("vllm", absolute, {}, "wrong_map"),
+    "d2t of a full vocabulary": ("vllm", full_head, {"draft_vocab_size": 49152}, "unknown_tensor"),
     "head missing": ("vllm", drop("lm_head.weight"), {}, "head_missing"),
     "flag absent, HF style": ("vllm", drop(), {"norm_before_fc": ...}, "input_norm_dropped"),
     "flag absent, speculators": ("speculators", drop(), {"norm_before_residual": ...}, "flag_default"),

@@ -1,30 +1,42 @@
 """Checkpoints converted from every format to every format and back: the same weights, the same meaning, or refused."""
 
-import errno
 import json
-import os
 from itertools import product
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings, strategies
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, LlamaConfig
 
-from eagle3_core.checkpoint import convert as module
 from eagle3_core.checkpoint.compare import compare
 from eagle3_core.checkpoint.convert import convert
 from eagle3_core.checkpoint.format import read_drafter_config, read_drafter_tensors
-from eagle3_core.checkpoint.stream import PIECE_BYTES
-from eagle3_core.contract.drafter_config import DrafterConfig
+from eagle3_core.checkpoint.judge import judge
 from eagle3_core.contract.params import ServedFormat
-from eagle3_core.errors import BadInput, CheckpointError
-from tests.cases import make_case, peer_checkpoint
+from eagle3_core.errors import CheckpointError
+from tests.cases import peer_checkpoint
+from tests.converting import drafter, same, weights
 from tests.judging import WEIGHTS, drop, foreign, put
 from tests.makers import DRAFTER, D, H, V, drafter_tensors, random, verifier_tensors, write_drafter, write_verifier
 
+FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "qk_norm", "attention_bias")
 TARGETS: tuple[ServedFormat, ...] = get_args(ServedFormat)
+ROPES: list[dict[str, Any]] = [
+    {"rope_type": "default", "rope_theta": 1e6},
+    {"rope_type": "linear", "rope_theta": 1e4, "factor": 8.0},
+    {"rope_type": "yarn", "rope_theta": 5e4, "factor": 64.0, "original_max_position_embeddings": 64},
+    {
+        "rope_type": "llama3",
+        "rope_theta": 5e5,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 256,
+    },
+]
 MLA = {
     "q_lora_rank": 6,
     "kv_lora_rank": 4,
@@ -37,37 +49,6 @@ MLA = {
 @pytest.fixture
 def verifier(tmp_path: Path) -> Path:
     return write_verifier(tmp_path / "verifier", max_position_embeddings=2048)
-
-
-def drafter(parent: Path, **changes: Any) -> Path:
-    """A checkpoint as training writes it, of a drafter of another make."""
-    config = DrafterConfig.model_validate(DRAFTER.model_dump() | changes)
-    return write_drafter(parent / "source", config=config)
-
-
-def weights(path: Path) -> dict[str, torch.Tensor]:
-    """Tensors by the names in the file."""
-    return load_file(path / WEIGHTS)
-
-
-def same(one: Path, other: Path, **options: Any) -> None:
-    """Both mean the same, says the comparison; and the tensors are equal bit for bit, says torch."""
-    found = compare(one, other, **options)
-    assert found.equal, found.to_dict()
-    ours, theirs = read_drafter_tensors(one), read_drafter_tensors(other)
-    for name in (ours.keys() & theirs.keys()) - {"lm_head.weight", "d2t", "t2d"}:
-        assert ours[name].dtype == theirs[name].dtype
-        assert torch.equal(ours[name], theirs[name]), name
-    assert torch.equal(head_by_token(ours), head_by_token(theirs))
-
-
-def head_by_token(tensors: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Rows of the head, put where the token they stand for is."""
-    head = tensors["lm_head.weight"]
-    tokens = torch.arange(len(head)) + tensors.get("d2t", torch.zeros(len(head), dtype=torch.int64))
-    out = torch.zeros(int(tokens.max()) + 1, head.shape[1], dtype=head.dtype)
-    out[tokens] = head
-    return out
 
 
 # ---------------------------------------------------------------- every format, there and back
@@ -201,6 +182,72 @@ def test_a_map_in_order_of_frequency_with_negative_offsets_is_put_in_order(tmp_p
     same(source, out.path)
 
 
+def test_older_names_of_norms_are_written_anew(tmp_path: Path, verifier: Path) -> None:
+    source = drafter(tmp_path, fc_norm=True)
+    older = convert(source, tmp_path / "sglang", "sglang", verifier=verifier).path
+    names = {f"fc_norm.{index}.weight": f"aux_norm_{word}.weight" for index, word in enumerate(("low", "mid", "high"))}
+    save_file({names.get(name, name): tensor for name, tensor in weights(older).items()}, older / WEIGHTS)
+    config = json.loads((older / "config.json").read_text())
+    config["use_aux_norm"] = config.pop("fc_norm")
+    (older / "config.json").write_text(json.dumps(config))
+    (older / "manifest.json").unlink()
+    served = {one.server: one.outcome for one in judge(older, verifier=verifier).servers}
+    assert (served["sglang"], served["vllm-v1"]) == ("loads", "refuses")
+    same(source, older)
+    same(source, convert(older, tmp_path / "both", "both", verifier=verifier).path)
+
+
+@pytest.mark.parametrize("permuted", [False, True])
+def test_a_map_of_a_full_vocabulary_goes_into_the_head(tmp_path: Path, verifier: Path, permuted: bool) -> None:
+    full = DRAFTER.model_copy(update={"draft_vocab_size": V})
+    tensors = drafter_tensors(full)
+    source = write_drafter(tmp_path / "source", config=full)
+    tokens = torch.randperm(V, generator=torch.Generator().manual_seed(4)) if permuted else torch.arange(V)
+    held = {"d2t": tokens - torch.arange(V), "t2d": torch.ones(V, dtype=torch.bool)}
+    save_file(weights(source) | held | {"lm_head.weight": tensors["lm_head.weight"][tokens].clone()}, source / WEIGHTS)
+    (source / "manifest.json").unlink()
+    for to in TARGETS:
+        out = convert(source, tmp_path / to, to, verifier=verifier).path
+        assert "d2t" not in weights(out)
+        assert torch.equal(weights(out)["lm_head.weight"], tensors["lm_head.weight"])
+        same(source, out)
+    save_file(weights(source) | {"d2t": torch.ones(V, dtype=torch.int64)}, source / WEIGHTS)
+    with pytest.raises(CheckpointError, match="does not lead to each of the 64 tokens once"):
+        convert(source, tmp_path / "out", "vllm")
+
+
+@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=strategies.data())
+def test_any_drafter_goes_anywhere_unchanged_or_is_refused(
+    tmp_path_factory: pytest.TempPathFactory, data: strategies.DataObject
+) -> None:
+    flags = {name: data.draw(strategies.booleans(), label=name) for name in FLAGS}
+    flags["fc_norm"] &= not flags["norm_before_fc"]
+    aux = tuple(sorted(data.draw(strategies.sets(strategies.integers(0, 8), min_size=1, max_size=4), label="states")))
+    source_config = {
+        **flags,
+        "num_hidden_layers": data.draw(strategies.integers(1, 3), label="layers"),
+        "aux_layer_ids": aux,
+        "num_aux_states": len(aux),
+        "sliding_window": data.draw(strategies.sampled_from([None, 128]), label="window"),
+        "rope": data.draw(strategies.sampled_from(ROPES), label="rope"),
+        "draft_vocab_size": data.draw(strategies.sampled_from([D, V]), label="D"),
+    }
+    root = tmp_path_factory.mktemp("any")
+    family = data.draw(strategies.sampled_from(["llama", "kimi_k2", "gpt_oss", "qwen3"]), label="family")
+    verifier = write_verifier(root / "verifier", model_type=family, max_position_embeddings=2048)
+    source = drafter(root, **source_config)
+    there, back = (data.draw(strategies.sampled_from(TARGETS), label=label) for label in ("there", "back"))
+    try:
+        out = convert(source, root / "there", there, verifier=verifier).path
+        out = convert(out, root / "back", back, verifier=verifier).path
+    except CheckpointError:
+        assert not list(root.glob(".convert*"))
+        return
+    same(source, out, verifier=verifier)
+    assert read_drafter_config(out).config.aux_layer_ids == aux
+
+
 def test_more_than_one_layer_is_named_for_each_server(tmp_path: Path, verifier: Path) -> None:
     source = drafter(tmp_path, num_hidden_layers=2)
     norm, other = "layers.1.input_layernorm.weight", "layers.1.hidden_norm.weight"
@@ -275,21 +322,6 @@ def test_aux_states_of_another_width(tmp_path: Path, verifier: Path) -> None:
         same(source, convert(source, tmp_path / f"out-{to}", to).path)
     with pytest.raises(CheckpointError, match="other_width"):
         convert(source, tmp_path / "speculators", "speculators", verifier_name="a/b")
-
-
-ROPES: list[dict[str, Any]] = [
-    {"rope_type": "default", "rope_theta": 1e6},
-    {"rope_type": "linear", "rope_theta": 1e4, "factor": 8.0},
-    {"rope_type": "yarn", "rope_theta": 5e4, "factor": 64.0, "original_max_position_embeddings": 64},
-    {
-        "rope_type": "llama3",
-        "rope_theta": 5e5,
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 256,
-    },
-]
 
 
 @pytest.mark.parametrize("rope", ROPES, ids=lambda rope: rope["rope_type"])
@@ -423,159 +455,3 @@ def test_a_damaged_source_gives_nothing(tmp_path: Path, change: Any, reason: str
         convert(source, tmp_path / "out", "vllm")
     assert not (tmp_path / "out").exists()
     assert not list(tmp_path.glob(".convert*"))
-
-
-# ---------------------------------------------------------------- inputs that broke other tools
-
-
-@pytest.mark.parametrize("kind", ["linear", "llama3", "yarn"])
-def test_published_rope_scaling_survives(tmp_path: Path, kind: str) -> None:
-    source = make_case("H01", tmp_path) / kind
-    rope = read_drafter_config(source).config.rope
-    for to in ("vllm", "both"):
-        out = convert(source, tmp_path / to, to).path
-        same(source, out)
-        config = json.loads((out / "config.json").read_text())
-        assert {**config["rope_parameters"], **config["rope_scaling"]} == rope
-        assert config["rope_theta"] == rope["rope_theta"]
-
-
-def test_published_norm_switches_and_names(tmp_path: Path) -> None:
-    cases = make_case("H02", tmp_path), make_case("H04", tmp_path)
-    for number, source in enumerate([cases[0] / "fc", cases[1] / "midlayer", cases[1] / "model_prefix"]):
-        same(source, convert(source, tmp_path / f"{number}", "vllm").path)
-    with pytest.raises(CheckpointError, match="two names for one tensor"):
-        convert(cases[1] / "both", tmp_path / "out", "vllm")
-
-
-def test_a_published_position_limit_is_warned_about(tmp_path: Path) -> None:
-    case = make_case("H05", tmp_path)
-    done = convert(case / "draft", tmp_path / "out", "vllm", verifier=case / "verifier")
-    assert "positions_short" in {finding.code for finding in done.verdict.findings}
-
-
-@pytest.mark.parametrize(
-    ("case", "folder", "reason"),
-    [
-        ("B01", ".", "d2t_absolute"),
-        ("B02", ".", "identity_slice"),
-        ("B05", ".", "missing_tensor"),
-        ("E02", ".", "tie_word_embeddings"),
-        ("G06", "cut", "missing_tensor"),
-        ("H06", "wrong", "aux_id_count"),
-        ("H07", "extra", "fc_bias"),
-        ("H08", "four", "aux_id_count"),
-    ],
-)
-def test_published_faults_are_not_converted(tmp_path: Path, case: str, folder: str, reason: str) -> None:
-    with pytest.raises(CheckpointError, match=reason):
-        convert(make_case(case, tmp_path) / folder, tmp_path / "out", "vllm")
-
-
-# ---------------------------------------------------------------- the directory
-
-
-def test_files_of_torch_save_and_shards_are_read(tmp_path: Path) -> None:
-    source = drafter(tmp_path)
-    tensors = weights(source)
-    pickled, sharded = tmp_path / "pickled", tmp_path / "sharded"
-    for directory in (pickled, sharded):
-        directory.mkdir()
-        (directory / "config.json").write_bytes((source / "config.json").read_bytes())
-    # A transposed tensor lies in the file in another order than its elements.
-    across = tensors["fc.weight"].t().contiguous().t()
-    torch.save(tensors | {"fc.weight": across}, pickled / "pytorch_model.bin")
-    halves = [dict(list(tensors.items())[::2]), dict(list(tensors.items())[1::2])]
-    for number, half in enumerate(halves, 1):
-        save_file(half, sharded / f"model-{number:05}-of-00002.safetensors")
-    for directory in (pickled, sharded):
-        same(source, convert(directory, tmp_path / f"from-{directory.name}", "vllm").path)
-
-
-def test_nothing_is_written_over(tmp_path: Path) -> None:
-    source = drafter(tmp_path)
-    for name in ("full", "file"):
-        (tmp_path / "full").mkdir(exist_ok=True)
-        (tmp_path / "full" / "kept.txt").write_text("mine")
-        (tmp_path / "file").write_text("mine")
-        with pytest.raises(BadInput, match=r"is not empty|is no directory"):
-            convert(source, tmp_path / name, "vllm")
-    (tmp_path / "empty").mkdir()
-    assert convert(source, tmp_path / "empty", "vllm").path == tmp_path / "empty"
-    with pytest.raises(BadInput, match="no such directory"):
-        convert(source, tmp_path / "nowhere" / "out", "vllm")
-    with pytest.raises(BadInput, match="is not empty"):
-        convert(source, source, "vllm")
-
-
-def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(descriptor: int, offset: int, length: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    source = drafter(tmp_path)
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(OSError, match="No space left") as caught:
-        convert(source, tmp_path / "out", "vllm")
-    assert caught.value.filename
-    assert [path.name for path in tmp_path.iterdir()] == ["source"]
-
-
-def test_a_stop_leaves_nothing_behind(tmp_path: Path) -> None:
-    def stop() -> None:
-        raise RuntimeError("not wanted any more")
-
-    source = drafter(tmp_path)
-    with pytest.raises(RuntimeError, match="not wanted"):
-        convert(source, tmp_path / "out", "vllm", check_stop=stop)
-    assert [path.name for path in tmp_path.iterdir()] == ["source"]
-
-
-def test_what_a_killed_conversion_left_is_cleared(tmp_path: Path) -> None:
-    source = drafter(tmp_path)
-    stale, busy = tmp_path / ".convert-out-4194304.tmp", tmp_path / f".convert-out-{os.getppid()}.tmp"
-    stale.mkdir()
-    busy.mkdir()
-    convert(source, tmp_path / "out", "vllm")
-    assert (stale.exists(), busy.exists()) == (False, True)
-
-
-def test_memory_does_not_grow_with_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every piece that is copied is small, whatever the tensor; the file is as large as it must be."""
-    big = DRAFTER.model_copy(update={"vocab_size": 1 << 20, "draft_vocab_size": 1 << 19})
-    largest = 0
-    real = module.fill
-
-    def watched(path: Path, planned: Any, starts: Any, stream: Any, check_stop: Any) -> None:
-        nonlocal largest
-        for tensor in planned.values():
-            largest = max(largest, *(len(piece) for piece in tensor.pieces(stream)))
-        real(path, planned, starts, stream, check_stop)
-
-    monkeypatch.setattr(module, "fill", watched)
-    source = write_big(tmp_path / "source", big)
-    out = convert(source, tmp_path / "out", "vllm").path
-    assert (out / WEIGHTS).stat().st_size > 3 * PIECE_BYTES
-    assert largest <= PIECE_BYTES
-
-
-def write_big(directory: Path, config: DrafterConfig) -> Path:
-    """A drafter with a large vocabulary, whose map takes every second token, backwards."""
-    small = drafter_tensors(DRAFTER)
-    tokens = torch.arange(1, config.vocab_size, 2).flip(0)
-    kept = torch.zeros(config.vocab_size, dtype=torch.bool)
-    kept[tokens] = True
-    tensors = small | {
-        "embed_tokens.weight": random(config.vocab_size, H),
-        "lm_head.weight": random(config.draft_vocab_size, H, seed=1),
-        "d2t": tokens - torch.arange(len(tokens)),
-        "t2d": kept,
-    }
-    made = write_drafter(directory)
-    settings = json.loads((made / "config.json").read_text())
-    settings["draft_vocab_size"] = config.draft_vocab_size
-    settings["transformer_layer_config"]["vocab_size"] = config.vocab_size
-    (made / "config.json").write_text(json.dumps(settings))
-    save_file(tensors, made / WEIGHTS)
-    (made / "manifest.json").unlink()
-    (made / "optimizer_state_dict.pt").unlink()
-    return made

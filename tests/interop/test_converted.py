@@ -1,4 +1,4 @@
-"""What was converted to the speculators format, loaded by speculators 0.9.0: no complaint, and the loss is ours."""
+"""What was converted, loaded by peers' own code: speculators with our loss and no complaint, SpecForge whole."""
 
 import json
 import subprocess
@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from benchmarks.peers import SPECFORGE, peer_python
 from eagle3_core.checkpoint.convert import convert
 from eagle3_core.checkpoint.drafter import load_drafter
 from eagle3_core.contract.params import ServedFormat
@@ -103,3 +104,14 @@ def test_real_checkpoints_of_peers(python: Path, tmp_path: Path, name: str) -> N
     # Its config states a factor of 32 from 2048 positions on, and 4096 positions.
     known = ("The explicitly set RoPE scaling factor",) if name == "modelopt" else ()
     check(python, done.path, verifier, tmp_path, known)
+
+
+@pytest.mark.parametrize("changes", [{}, {"fc_norm": True}, {"norm_output": True}])
+def test_specforge_misses_nothing_in_its_own_format(tmp_path: Path, changes: dict[str, object]) -> None:
+    verifier = tiny.make_verifier(tmp_path / "verifier")
+    source = make_checkpoint(tmp_path / "ours", verifier, 1, changes)
+    converted = convert(source, tmp_path / "out", "sglang", verifier=verifier).path
+    driver = Path(__file__).with_name("specforge_loads_driver.py")
+    run = subprocess.run([peer_python(SPECFORGE), driver, converted], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert json.loads(run.stdout.splitlines()[-1]) == {"missing": [], "unexpected": []}

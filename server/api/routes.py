@@ -1,4 +1,6 @@
-"""Routes that refuse what they do not know: a misspelt parameter must not be taken for one that was left out."""
+"""Routes that refuse what they do not know: a misspelt parameter must not be taken for one that was left out, nor the
+last of several values for the only one.
+"""
 
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -7,6 +9,7 @@ from fastapi import Request, Response
 from fastapi.dependencies.utils import get_flat_params
 from fastapi.params import Query as QueryParam
 from fastapi.routing import APIRoute
+from pydantic import TypeAdapter
 
 from server.api.context import app_context
 from server.domain.words import nearest
@@ -14,20 +17,25 @@ from server.errors import FieldError, Invalid
 
 
 class KnownQuery(APIRoute):
-    """A route that answers 422 to a query parameter it does not know."""
+    """A route that answers 422 to a query parameter it does not know, or takes one value of and was given several."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """The handler, behind the check."""
         handle = super().get_route_handler()
-        known = sorted(
-            field.alias for field in get_flat_params(self.dependant) if isinstance(field.field_info, QueryParam)
-        )
+        fields = [field for field in get_flat_params(self.dependant) if isinstance(field.field_info, QueryParam)]
+        known = sorted(field.alias for field in fields)
+        lists = {field.alias for field in fields if _is_list(field.field_info.annotation)}
 
         async def checked(request: Request) -> Response:
             if request.scope["query_string"]:
-                unknown = [name for name in request.query_params if name not in known]
-                if unknown:
-                    raise Invalid.of([_error(name, known) for name in unknown])
+                wrong = [_error(name, known) for name in request.query_params if name not in known]
+                names = [name for name, _ in request.query_params.multi_items()]
+                twice = sorted({name for name in known if name not in lists and names.count(name) > 1})
+                wrong += [
+                    FieldError(f"?{name}", f"{name} is given more than once and takes one value") for name in twice
+                ]
+                if wrong:
+                    raise Invalid.of(wrong)
             return await handle(request)
 
         return checked
@@ -49,6 +57,11 @@ class Direct(KnownQuery):
             return answer
 
         return direct
+
+
+def _is_list(annotation: Any) -> bool:
+    schema = TypeAdapter[Any](annotation).json_schema()
+    return any(one.get("type") == "array" for one in schema.get("anyOf", [schema]))
 
 
 def _error(name: str, known: list[str]) -> FieldError:

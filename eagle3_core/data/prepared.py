@@ -21,7 +21,6 @@ from eagle3_core.contract.headers import read_header
 from eagle3_core.contract.jobdir import whole_file, write_whole
 from eagle3_core.contract.prepared_files import MANIFEST, PreparedManifest, load_manifest
 from eagle3_core.data.conversations import TokenRow
-from eagle3_core.data.tokens import MaskedRow
 from eagle3_core.errors import BadData
 
 ROWS = "rows.safetensors"
@@ -57,11 +56,11 @@ class RowWriter:
         """Tokens of all rows so far."""
         return self._offsets[-1]
 
-    def add(self, row: MaskedRow) -> None:
-        """Append one row."""
-        self._ids.write(array("i", row.token_ids).tobytes())
-        self._mask.write(row.loss_mask)
-        self._offsets.append(self.tokens + len(row.token_ids))
+    def add(self, token_ids: "array[int]", loss_mask: bytes) -> None:
+        """Append one row: int32 token ids and, of the same length, bytes 0 and 1."""
+        self._ids.write(token_ids)
+        self._mask.write(loss_mask)
+        self._offsets.append(self.tokens + len(token_ids))
 
     def finish(self) -> None:
         """Write rows.safetensors.

@@ -213,7 +213,7 @@ class SpanFinder:
         """Behind the token that ends the turn; behind the content where the template has none."""
         ends = [(at, word) for word in self.ends if (at := text.find(word, begin, limit)) >= 0]
         at, word = min(ends, key=lambda end: (end[0], -len(end[1])), default=(-1, ""))
-        if at >= 0 and (calls or not self._special.sub("", text[begin:at]).strip()):
+        if at >= 0 and (calls or at == begin or not self._special.sub("", text[begin:at]).strip()):
             return at + len(word)
         if calls:
             raise BadRow("no_end_of_turn", f"nothing ends the tool call of message {number + 1}")

@@ -131,7 +131,7 @@ def row_of(tokenizer: HuggingFaceTokenizer, messages: list[dict[str, Any]], **mo
     [rendered] = render_rows(SpanFinder(tokenizer), [row])
     if isinstance(rendered, BadRow):
         raise rendered
-    [masked] = mask_texts(tokenizer, [rendered])  # type: ignore[list-item]
+    [masked] = mask_texts(tokenizer, [rendered])
     if isinstance(masked, BadRow):
         raise masked
     return masked

@@ -141,8 +141,8 @@ def measure(place: Path, verifier: Path | None, rows: int, rounds: int) -> dict[
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--verifier", type=Path, help="directory with another tokenizer and its chat template")
-    parser.add_argument("--rows", type=int, default=8_000)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rows", type=int, default=16_000)
+    parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         found = measure(Path(directory), options.verifier, options.rows, options.rounds)

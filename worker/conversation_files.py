@@ -23,6 +23,9 @@ MAX_LINE_BYTES = 256 << 20
 
 CHUNK_BYTES = 1 << 18
 
+_MAGIC = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst", b"PAR1": ".parquet"}
+"""Sources: RFC 1952, RFC 8878, https://parquet.apache.org/docs/file-format/."""
+
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -38,7 +41,8 @@ class ConversationFile:
         if not path.is_file():
             raise BadInput(f"{path} is {'not a file' if path.exists() else 'missing'}")
         self.path = path
-        self.is_parquet = path.suffix == ".parquet"
+        self._kind = _kind_of(path)
+        self.is_parquet = self._kind == ".parquet"
         self.unit = "rows" if self.is_parquet else "kB"
         self._raw: io.BufferedReader | None = None
         self._rows_read = 0
@@ -64,7 +68,7 @@ class ConversationFile:
         number = 0
         with ExitStack() as opened:
             self._raw = opened.enter_context(self.path.open("rb"))
-            stream = opened.enter_context(_decompressed(self.path, self._raw))
+            stream = opened.enter_context(_decompressed(self.path, self._kind, self._raw))
             try:
                 while raw := stream.readline(MAX_LINE_BYTES):
                     number += 1
@@ -116,10 +120,18 @@ def _decoded(value: Any) -> Row | BadRow:
         return error
 
 
-def _decompressed(path: Path, raw: io.BufferedReader) -> io.BufferedReader | gzip.GzipFile:
-    if path.suffix == ".gz":
+def _kind_of(path: Path) -> str:
+    """By the first bytes, whatever the name; by the name where they say nothing."""
+    with path.open("rb") as file:
+        begin = file.read(4)
+    kinds = (kind for magic, kind in _MAGIC.items() if begin.startswith(magic))
+    return next(kinds, path.suffix.lower())
+
+
+def _decompressed(path: Path, kind: str, raw: io.BufferedReader) -> io.BufferedReader | gzip.GzipFile:
+    if kind == ".gz":
         return gzip.GzipFile(fileobj=raw)
-    return io.BufferedReader(_ZstdReader(path, raw), CHUNK_BYTES) if path.suffix == ".zst" else raw
+    return io.BufferedReader(_ZstdReader(path, raw), CHUNK_BYTES) if kind == ".zst" else raw
 
 
 class _ZstdReader(io.RawIOBase):

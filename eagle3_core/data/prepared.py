@@ -6,11 +6,13 @@
 <dir>/prepared.json          prompts, sizes, fingerprints; written last
 """
 
+import contextlib
 import json
 import os
 import shutil
 import struct
 from array import array
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Self
 
@@ -21,7 +23,6 @@ from eagle3_core.contract.headers import read_header
 from eagle3_core.contract.jobdir import whole_file, write_whole
 from eagle3_core.contract.prepared_files import MANIFEST, PreparedManifest, load_manifest
 from eagle3_core.data.conversations import TokenRow
-from eagle3_core.data.tokens import MaskedRow
 from eagle3_core.errors import BadData
 
 ROWS = "rows.safetensors"
@@ -46,7 +47,10 @@ class RowWriter:
 
     def __exit__(self, *_: object) -> None:
         for file in (self._ids, self._mask):
-            file.close()
+            with contextlib.suppress(
+                OSError
+            ):  # a full disk was met before, or what is left in the buffer is not wanted
+                file.close()
             Path(file.name).unlink(missing_ok=True)
 
     def __len__(self) -> int:
@@ -57,11 +61,16 @@ class RowWriter:
         """Tokens of all rows so far."""
         return self._offsets[-1]
 
-    def add(self, row: MaskedRow) -> None:
-        """Append one row."""
-        self._ids.write(array("i", row.token_ids).tobytes())
-        self._mask.write(row.loss_mask)
-        self._offsets.append(self.tokens + len(row.token_ids))
+    def add(self, token_ids: "array[int]", loss_mask: bytes) -> None:
+        """Append one row: int32 token ids and, of the same length, bytes 0 and 1.
+
+        Raises:
+            OSError: the disk is full or the like; names the file.
+        """
+        with _naming(self._path):
+            self._ids.write(token_ids)
+            self._mask.write(loss_mask)
+        self._offsets.append(self.tokens + len(token_ids))
 
     def finish(self) -> None:
         """Write rows.safetensors.
@@ -73,7 +82,8 @@ class RowWriter:
             file.write(self._header())
             file.write(self._offsets.tobytes())
             for part in (self._ids, self._mask):
-                part.seek(0)
+                with _naming(self._path):
+                    part.seek(0)  # writes what was held back
                 shutil.copyfileobj(part, file, COPY_BYTES)
 
     def _header(self) -> bytes:
@@ -93,6 +103,14 @@ class RowWriter:
 
     def _open(self, name: str) -> BinaryIO:
         return self._path.with_name(f".{name}.{os.getpid()}.tmp").open("w+b")
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, os.strerror(error.errno or 0), str(path)) from error
 
 
 def save_manifest(directory: Path, manifest: PreparedManifest) -> None:

@@ -15,8 +15,8 @@ blanks around a text and inside think tags, so that templates that trim, split o
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol
 
 from eagle3_core.data.conversations import REASONING, Conversation, Message
 from eagle3_core.errors import BadData, BadRow
@@ -25,8 +25,8 @@ Span = tuple[int, int]
 """Start and end, characters."""
 
 _BASE = 0x100000
-_ANSWER_OPENS, _ANSWER_ENDS, _OPENS, _ENDS, _CALL, _OTHER = range(6)
-_KINDS = 6
+_ANSWER_OPENS, _ANSWER_ENDS, _OPENS, _ENDS, _CALL, _ARGUMENT, _OTHER = range(7)
+_KINDS = 7
 _LAST = 0x10FFFD
 _MARK = re.compile(f"[{chr(_BASE)}-{chr(_LAST)}]")
 _MAX_MESSAGES = (_LAST - _BASE + 1) // _KINDS
@@ -64,6 +64,14 @@ class Rendered:
 
     text: str
     spans: list[Span]
+
+
+@dataclass(frozen=True)
+class _Style:
+    """What of a tool call is marked, and where a text that is blank: templates trim on either side."""
+
+    calls_by: Literal["name", "id"] = "name"
+    blanks_first: bool = False
 
 
 @dataclass(frozen=True)
@@ -133,16 +141,20 @@ class SpanFinder:
     def _marked(self, conversation: Conversation, text: str) -> _Marked:
         if _MARK.search(text) or len(conversation.messages) > _MAX_MESSAGES:
             raise BadRow("cannot_be_marked", "holds characters of plane 16 (private use), or too many messages")
-        marked = _read_marks(self.template.render(_with_marks(conversation, "name")))
-        if marked.text == text and len(_calls_of(conversation)) > sum(kind == _CALL for kind, _, _ in marked.marks):
-            # Some templates write a call's id alone; others want ids of a certain length.
-            marked = _read_marks(self.template.render(_with_marks(conversation, "id")))
-        if marked.text != text:
+        for style in (_Style(), _Style(blanks_first=True)):
+            marked = _read_marks(self.template.render(_with_marks(conversation, style)))
+            if marked.text == text:
+                break
+        else:
             raise BadRow(
                 "template_not_traceable",
                 "the chat template renders other text than it was given, so that the answers cannot be told exactly; "
                 "put {% generation %} around them in the template",
             )
+        if len(_calls_of(conversation)) > sum(kind == _CALL for kind, _, _ in marked.marks):
+            # Some templates write a call's id alone; others want ids of a certain length.
+            by_id = _read_marks(self.template.render(_with_marks(conversation, replace(style, calls_by="id"))))
+            return by_id if by_id.text == text else marked
         return marked
 
     def _spans(self, conversation: Conversation, marked: _Marked) -> Iterator[Span]:
@@ -155,8 +167,9 @@ class SpanFinder:
                 if not own:
                     raise BadRow("empty_answer_not_rendered", f"message {number + 1} says nothing the template renders")
                 start = self._start(conversation, number, text, _behind(messages[number - 1], before, text), own[0])
-                limit = next((places[later][0] for later in range(number + 1, len(messages)) if later in places), None)
-                end = self._end(text, own[-1], limit or len(text), "tool_calls" in message, number)
+                later = next((later for later in range(number + 1, len(messages)) if later in places), None)
+                limit = len(text) if later is None else _before(messages[later], places[later][0], text)
+                end = self._end(text, own[-1], limit, "tool_calls" in message, number)
                 if not before <= start <= end:
                     raise BadRow("cannot_be_masked", f"the parts of message {number + 1} are not in their order")
                 if start < end:  # else it is empty, in a template without a token that ends turns
@@ -200,7 +213,7 @@ class SpanFinder:
         """Behind the token that ends the turn; behind the content where the template has none."""
         ends = [(at, word) for word in self.ends if (at := text.find(word, begin, limit)) >= 0]
         at, word = min(ends, key=lambda end: (end[0], -len(end[1])), default=(-1, ""))
-        if at >= 0 and (calls or not self._special.sub("", text[begin:at]).strip()):
+        if at >= 0 and (calls or at == begin or not self._special.sub("", text[begin:at]).strip()):
             return at + len(word)
         if calls:
             raise BadRow("no_end_of_turn", f"nothing ends the tool call of message {number + 1}")
@@ -281,45 +294,55 @@ def _with_texts_for_arguments(conversation: Conversation) -> Conversation:
     return Conversation(messages, conversation.tools)
 
 
-def _with_marks(conversation: Conversation, call_part: str) -> Conversation:
+def _with_marks(conversation: Conversation, style: _Style) -> Conversation:
     """A copy with marks: bounds around what the assistant said, one in the middle of what others said."""
-    messages = [_marked_message(message, number, call_part) for number, message in enumerate(conversation.messages)]
+    messages = [_marked_message(message, number, style) for number, message in enumerate(conversation.messages)]
     return Conversation(messages, conversation.tools)
 
 
-def _marked_message(message: Message, number: int, call_part: str) -> Message:
+def _marked_message(message: Message, number: int, style: _Style) -> Message:
     base = _BASE + _KINDS * number
     content = message["content"]
     if message["role"] != "assistant":
-        middle = len(content) // 2
-        return message | {"content": content[:middle] + chr(base + _OTHER) + content[middle:]} if content else message
+        return message | {"content": chr(base + _OTHER).join(_halves(content))} if content.strip() else message
     marked = dict(message)
-    if content or "tool_calls" not in message:
-        marked["content"] = _mark_text(content, base, True)
+    if content.strip() or "tool_calls" not in message:
+        marked["content"] = _mark_text(content, base, True, style)
     for name in REASONING:
         if message.get(name):
-            marked[name] = _mark_text(message[name], base, False)
+            marked[name] = _mark_text(message[name], base, False, style)
     if "tool_calls" in message:
-        marked["tool_calls"] = [_marked_call(call, call_part, chr(base + _CALL)) for call in message["tool_calls"]]
+        marked["tool_calls"] = [_marked_call(call, base, style) for call in message["tool_calls"]]
     return marked
 
 
-def _marked_call(call: dict[str, Any], part: str, mark: str) -> dict[str, Any]:
-    if part == "id":
-        return call | {"id": call["id"] + mark} if "id" in call else call
-    return call | {"function": call["function"] | {"name": call["function"]["name"] + mark}}
+def _marked_call(call: dict[str, Any], base: int, style: _Style) -> dict[str, Any]:
+    mark, function = chr(base + _CALL), call["function"]
+    function = function | {"arguments": _marked_values(function["arguments"], chr(base + _ARGUMENT))}
+    if style.calls_by == "id":
+        return call | {"function": function} | ({"id": call["id"] + mark} if "id" in call else {})
+    return call | {"function": function | {"name": function["name"] + mark}}
 
 
-def _mark_text(text: str, base: int, is_answer: bool) -> str:
+def _marked_values(value: object, mark: str) -> object:
+    """With a mark behind every text in it: what ends the turn comes after the last."""
+    if isinstance(value, str):
+        return value + mark
+    if isinstance(value, dict):
+        return {name: _marked_values(part, mark) for name, part in value.items()}
+    return [_marked_values(part, mark) for part in value] if isinstance(value, list) else value
+
+
+def _mark_text(text: str, base: int, is_answer: bool, style: _Style) -> str:
+    """Between its think tags, each part marked inside the blanks around it; the last part also where it is blank."""
     parts = _THINK_TAG.split(text)
     for index in range(0, len(parts), 2):
         last = is_answer and index == len(parts) - 1
         opens, ends = (_ANSWER_OPENS, _ANSWER_ENDS) if last else (_OPENS, _ENDS)
-        said = parts[index].strip()
+        part, said = parts[index], parts[index].strip()
         if said or last:
-            before = len(parts[index]) - len(parts[index].lstrip()) if said else 0
+            before = len(part) - len(part.lstrip()) if said or style.blanks_first else 0
             behind = before + len(said)
-            part = parts[index]
             parts[index] = part[:before] + chr(base + opens) + said + chr(base + ends) + part[behind:]
     return "".join(parts)
 
@@ -334,12 +357,22 @@ def _read_marks(text: str) -> _Marked:
     return _Marked("".join(parts), marks)
 
 
+def _halves(content: str) -> tuple[str, str]:
+    """What others said, parted in the middle, with the blanks around it."""
+    middle = len(content) - len(content.lstrip()) + len(content.strip()) // 2
+    return content[:middle], content[middle:]
+
+
 def _behind(message: Message, mark: int, text: str) -> int:
     """Where the content before a header ends: of others it is marked in the middle."""
-    if message["role"] == "assistant":
-        return mark
-    rest = message["content"][len(message["content"]) // 2 :].rstrip()
+    rest = "" if message["role"] == "assistant" else _halves(message["content"])[1].rstrip()
     return mark + len(rest) if text.startswith(rest, mark) else mark
+
+
+def _before(message: Message, mark: int, text: str) -> int:
+    """Where the content behind a turn begins."""
+    first = "" if message["role"] == "assistant" else _halves(message["content"])[0].lstrip()
+    return mark - len(first) if text.endswith(first, 0, mark) else mark
 
 
 def _behind_role(message: Message, text: str, start: int, mark: int) -> int:
@@ -352,7 +385,7 @@ def _behind_role(message: Message, text: str, start: int, mark: int) -> int:
         raise BadRow(
             "no_header", "the chat template has no generation prompt, and a tool call stands behind its header"
         )
-    blanks = content[: len(content) - len(content.lstrip())] if content.strip() else ""
+    blanks = content[: len(content) - len(content.lstrip())]
     return mark - len(blanks) if text.endswith(blanks, start, mark) else mark
 
 
@@ -375,7 +408,7 @@ def _refuse_what_is_left_out(conversation: Conversation, marked: _Marked) -> Non
         calls = message.get("tool_calls", ())
         if len(places.get((_CALL, number), ())) < len(calls):
             raise BadRow("tool_calls_not_rendered", f"the chat template leaves out the tool calls of {where}")
-        if calls and not message["content"]:
+        if calls and not message["content"].strip():
             continue
         opens, ends = (places.get((kind, number), []) for kind in (_ANSWER_OPENS, _ANSWER_ENDS))
         said = _THINK_TAG.split(message["content"])[-1].strip()

@@ -164,10 +164,11 @@ class _Keeper:
             self.report.rows_read += 1
             row = self._checked(line, found)
             if row is not None:
-                self.writer.add(row)
+                ids = array("i", row.token_ids)
+                self.writer.add(ids, row.loss_mask)
                 self.lines.append(line)
                 self.prompts.append(row.prompt)
-                self._ids.extend(row.token_ids)
+                self._ids += ids
                 self._mask += row.loss_mask
         if len(self._ids) >= COUNTED_TOKENS:
             self.count()

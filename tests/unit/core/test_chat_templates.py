@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from eagle3_core.data.conversations import Conversation, parse_row
@@ -129,7 +131,7 @@ def row_of(tokenizer: HuggingFaceTokenizer, messages: list[dict[str, Any]], **mo
     [rendered] = render_rows(SpanFinder(tokenizer), [row])
     if isinstance(rendered, BadRow):
         raise rendered
-    [masked] = mask_texts(tokenizer, [rendered])  # type: ignore[list-item]
+    [masked] = mask_texts(tokenizer, [rendered])
     if isinstance(masked, BadRow):
         raise masked
     return masked
@@ -187,6 +189,12 @@ SUMS = [*ASKED, call("add", '{"a": 1, "b": 2}'), {"role": "tool", "content": "3"
           "<|channel|>final<|message|>ok<|return|>"]),
         ("deepseek", turns("hi", "<think>x</think>hello", "b", "c"), ["hello<|eos|>", "c<|eos|>"]),
         ("deepseek", SUMS, ['<|tool_call|>add\n{"a": 1, "b": 2}<|tool_call_end|><|eos|>', "three<|eos|>"]),
+        ("deepseek", [*ASKED, call("add", {"a": "<|eos|>"})],
+         ['<|tool_call|>add\n{"a": "<|eos|>"}<|tool_call_end|><|eos|>']),
+        ("trims", turns("hi", "<think> "), ["<think><|im_end|>"]),
+        ("qwen3", [*ASKED, call("add", {}, "\n")],
+         ['<think>\n\n</think>\n\n<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call><|im_end|>']),
+        ("glm", turns("hi", "hello", "<|im_end|>", "c"), ["hello", "c"]),
         ("glm", turns("hi", "hello", "b", "c"), ["hello", "c"]),
         ("prints", SUMS, ['add({"a": 1, "b": 2})<|im_end|>', "three<|im_end|>"]),
         ("no_prompt", turns("hi", " \n hello", "b", "<think>c</think>d"),
@@ -313,3 +321,44 @@ def test_a_tokenizer_in_python_that_does_not_spell_its_text_is_refused(tmp_path:
     tokenizer = HuggingFaceTokenizer(code.parent, allow_remote_code=True)
     with pytest.raises(BadRow, match="gives no character offsets, and its tokens do not spell the text: 'he'"):
         row_of(tokenizer, turns("a", "Hello"))
+
+
+WORDS = st.sampled_from(
+    (" ", "\n", "a", "é", "🦅", "ok", "<think>", "</think>", "<|im_end|>", "<|im_start|>assistant\n", "<|end|>", "</s>",
+     "[/INST]", "<|eot_id|>", "### Response:\n", "<tool_call>", "{", '"', "USER:")
+)  # fmt: skip
+CHATS = st.lists(st.lists(WORDS, max_size=6).map("".join), min_size=2, max_size=6).filter(lambda t: len(t) % 2 == 0)
+EXACT = ("system", "generation", "llama-3", "mistral", "gemma", "harmony", "glm", "kimi", "alpaca", "no_prompt")
+
+
+@pytest.fixture(scope="module")
+def family(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    made: dict[str, HuggingFaceTokenizer] = {}
+
+    def find(name: str) -> HuggingFaceTokenizer:
+        if name not in made:
+            made[name] = tokenizer_with(tmp_path_factory.mktemp("family"), name)
+        return made[name]
+
+    return find
+
+
+@pytest.mark.parametrize("template", EXACT)
+@settings(max_examples=60, deadline=None)
+@given(contents=CHATS)
+def test_whatever_is_said_exactly_that_is_masked(family: Any, template: str, contents: list[str]) -> None:
+    """One run an answer: the answer as the template writes it, and what ends its turn, wherever else that occurs."""
+    tokenizer = family(template)
+    end = {"glm": "", "alpaca": "", "harmony": "<|end|>", "system": "<|im_end|>"}.get(template)
+    end = CONTROL.get(template, ("<|im_end|>",))[0] if end is None else end
+    answers = [answer for answer in contents[1::2] if end or answer.strip()]
+    if not answers:
+        with pytest.raises(BadRow, match="answers anything"):
+            said(tokenizer, turns(*contents))
+        return
+    spoken = said(tokenizer, turns(*contents))
+    assert len(spoken) == len(answers)
+    for text, answer, last in zip(spoken, answers, [False] * (len(answers) - 1) + [True], strict=True):
+        text = text.removeprefix("<|channel|>final<|message|>")
+        text = text.removesuffix("<|return|>" if last and template == "harmony" else end)
+        assert text.strip() == answer.strip()

@@ -131,8 +131,9 @@ def test_every_kind_of_file_gives_the_same_rows(tmp_path: Path) -> None:
     columns: dict[str, Any] = dict.fromkeys(name for row in rows for name in row)
     table = pyarrow.Table.from_pylist([columns | row for row in rows])
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    (tmp_path / "by-its-bytes").write_bytes(gzip.compress(data))
     wanted = [(number, parse_row(row)) for number, row in enumerate(rows, 1)]
-    for name in ("a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a.parquet"):
+    for name in ("a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a.parquet", "by-its-bytes"):
         file = ConversationFile(tmp_path / name)
         places = [(line, row, file.position) for line, row in file.rows()]
         assert [place[:2] for place in places] == wanted, name

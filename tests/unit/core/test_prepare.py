@@ -20,7 +20,7 @@ from eagle3_core.errors import BadData, BadInput, BadRow
 from eagle3_core.model.vocab_map import load_vocab_map
 from tests import tiny
 from tests.cases import make_case
-from tests.unit.core.test_stages import Bench, bench
+from tests.unit.core.test_stages import Bench, bench, files_up_to
 from worker.hugging_face import HuggingFaceTokenizer
 
 __all__ = ["bench"]
@@ -194,6 +194,14 @@ def test_a_prepared_row_is_the_same_as_the_library_gives(bench: Bench) -> None:
         assert kept.token_ids_T.tolist() == whole
         answer = tokenizer.decode(kept.token_ids_T[kept.loss_mask_T])
         assert answer == row["messages"][1]["content"] + "<|im_end|>"
+
+
+def test_a_full_disk_is_named_by_file_and_leaves_nothing(bench: Bench) -> None:
+    source = write(bench.root / "c.jsonl", *(talk(f"number {n}?", f"{n} " * 100) for n in range(300)))
+    for size in (3_000, 300_000):
+        with files_up_to(size), pytest.raises(OSError, match=r"too large: '\S*/out/rows.safetensors'"):
+            prepare(bench, source)
+        assert not list(bench.out.iterdir())
 
 
 @pytest.mark.slow

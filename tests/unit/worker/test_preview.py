@@ -57,7 +57,7 @@ def test_a_prepared_directory_and_a_store(place: Path) -> None:
     out.mkdir()
     wanted = {"verifier": str(place / "verifier"), "conversations": str(place / "c.jsonl"), "draft_vocab_size": 64}
     events = EventWriter(place / "events.jsonl")
-    prepare.run(StageContext("job", PrepareParams(**wanted, max_bad_rows=1), out, events, place))  # type: ignore[arg-type]
+    prepare.run(StageContext("job", PrepareParams(**wanted, max_bad_rows=1), out, events, place))
     events.close()
     shown = run(out, "--row", "3", "--rows", "1")
     assert "«The number is 3, and 3 it is.<|im_end|>»" in shown

@@ -35,7 +35,8 @@ from benchmarks.stages import run_stage
 from eagle3_core.contract.prepared_files import PreparedManifest
 from eagle3_core.contract.verifier_files import tokenizer_fingerprint
 from eagle3_core.data.conversations import TokenRow
-from eagle3_core.data.prepared import load_prepared, save_manifest, save_rows
+from eagle3_core.data.prepared import RowWriter, load_prepared, save_manifest
+from eagle3_core.data.tokens import MaskedRow
 from worker.extraction import length_batches
 from worker.hugging_face import backbone, load_model
 from worker.stages import extract
@@ -59,21 +60,23 @@ def demo(name: str) -> Any:
 def make_rows(verifier: Path, prepared: Path, tokens: int) -> None:
     """Rows of 32 to LONGEST tokens, most of them short; what the tokens are decides nothing here."""
     generator = torch.Generator().manual_seed(0)
-    rows, left = [], tokens
-    while left > 0:
+    rows: list[MaskedRow] = []
+    while sum(len(row.token_ids) for row in rows) < tokens:
         length = int((32 * torch.exp(torch.rand(1, generator=generator) * 3.2)).clamp(max=LONGEST))
-        ids = torch.randint(20, 49_000, (length,), generator=generator)
-        rows.append(TokenRow(ids, torch.arange(length) >= length // 3, f"{len(rows):016}"))
-        left -= length
-    save_rows(prepared, rows)
+        ids = torch.randint(20, 49_000, (length,), generator=generator).tolist()
+        rows.append(MaskedRow(ids, bytes(length // 3) + b"\1" * (length - length // 3)))
+    with RowWriter(prepared) as writer:
+        for row in rows:
+            writer.add(row)
+        writer.finish()
     manifest = PreparedManifest(
         verifier=str(verifier),
         tokenizer_fingerprint=tokenizer_fingerprint(verifier),
         conversations="none",
         max_seq_len=LONGEST,
         draft_vocab_size=1,
-        tokens=sum(len(row.token_ids_T) for row in rows),
-        supervised_tokens=sum(int(row.loss_mask_T.sum()) for row in rows),
+        tokens=sum(len(row.token_ids) for row in rows),
+        supervised_tokens=sum(sum(row.loss_mask) for row in rows),
         vocab_coverage=1.0,
         dropped={},
         lines=list(range(1, len(rows) + 1)),

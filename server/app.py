@@ -199,7 +199,7 @@ def _run(settings: Settings, database: Database, listener: socket.socket) -> Non
     config = uvicorn.Config(
         app,
         loop="asyncio",
-        http=guarded_protocol(room, settings.unread_s),
+        http=guarded_protocol(room, settings.unread_s, settings.silent_s),
         backlog=128,  # also how many connections are taken before any of them is closed again
         log_config=None,
         access_log=False,

@@ -13,7 +13,6 @@ KEPT_FREE = 600
 """Descriptors for the database, logs that are read, and workers."""
 
 MOST = 8192
-SILENT_S = 30.0
 HEAD_BYTES = 64 << 10
 """Request line and headers; the parser itself would keep any length of them."""
 
@@ -30,6 +29,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     most = max_connections(1024)
     unread_s = 60.0
+    silent_s = 30.0
     _unread: TimerHandle | None = None
     _head_bytes = 0
 
@@ -39,7 +39,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if len(self.connections) > self.most:
             transport.abort()
         else:
-            self.loop.call_later(SILENT_S, self._close_if_silent)
+            self.loop.call_later(self.silent_s, self._close_if_silent)
 
     def data_received(self, data: bytes) -> None:
         """Go on reading the request; a head that does not end is refused."""
@@ -99,7 +99,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self.transport.close()
 
 
-def guarded_protocol(most: int, unread_s: float) -> type[GuardedProtocol]:
+def guarded_protocol(most: int, unread_s: float, silent_s: float) -> type[GuardedProtocol]:
     """The protocol with these limits."""
-    limits = {"most": most, "unread_s": unread_s}
+    limits = {"most": most, "unread_s": unread_s, "silent_s": silent_s}
     return type("LimitedProtocol", (GuardedProtocol,), limits)

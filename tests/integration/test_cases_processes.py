@@ -14,7 +14,7 @@ def test_case_i01_no_pid_file_keeps_the_daemon_from_starting(new_daemon, tmp_pat
     assert len(files) >= 6
     daemon = new_daemon()
     for file in files:
-        daemon.stop()
+        daemon.kill()
         shutil.copy(file, daemon.state / "daemon.json")
         daemon.start()
         assert daemon.client.health()["status"] == "ok", file.name

@@ -161,8 +161,8 @@ def test_a_link_turned_after_the_job_was_accepted_leads_nowhere(shared, tmp_path
     link.unlink()
 
 
-def test_many_silent_connections_leave_the_daemon_working(shared):
-    daemon, planned = shared
+def test_many_silent_connections_leave_the_daemon_working(planned_daemon, planned):
+    daemon = planned_daemon(EYAS_SILENT_S="3")
     address = httpx.URL(daemon.client.url)
     silent = [socket.create_connection((address.host, address.port)) for _ in range(450)]
     try:

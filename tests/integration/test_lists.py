@@ -79,6 +79,7 @@ def test_what_no_filter_can_be_is_said(stored):
         ("since=yesterday", "?since", None),
         ("since=0001-01-01T00:00:00%2B23:59", "?since", None),
         ("limit=0", "?limit", None),
+        ("limit=1&limit=2", "?limit", None),
     ):
         answer = get(daemon, f"/jobs?{query}")
         assert answer.status_code == 422, query

@@ -1,4 +1,7 @@
-"""Files read once, in order, into one buffer that is used again. Standard library only.
+"""Files read once, in order, into two buffers that are used again. Standard library only.
+
+    a thread:   read piece 1 | read piece 2 | read piece 3 | ...
+    the caller:              | look at 1    | look at 2    | look at 3
 
 `pread` and no mapping: a mapped file counts as memory of the process, and kills it when it is cut meanwhile.
 """
@@ -6,6 +9,7 @@
 import os
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,7 +28,9 @@ class Stream:
     """
 
     def __init__(self, max_bytes_per_s: float | None = None) -> None:
-        self._buffer = bytearray(PIECE_BYTES)
+        self._buffers = [bytearray(PIECE_BYTES), bytearray(PIECE_BYTES)]
+        self._reader = ThreadPoolExecutor(1, "reader")  # as nice as the thread that first has it read
+        self.newest: Future[memoryview] | None = None
         self._rate = max_bytes_per_s
         self._began = time.monotonic()
         self._read = 0
@@ -46,9 +52,25 @@ class Stream:
         finally:
             os.close(descriptor)
 
-    def fill(self, path: Path, descriptor: int, offset: int, size: int) -> memoryview:
-        """`size` bytes from `offset` on; valid until the next call."""
-        view = memoryview(self._buffer)[:size]
+    def begin(self, path: Path, descriptor: int, offset: int, size: int) -> Future[memoryview]:
+        """Have `size` bytes from `offset` on read; valid until the second piece behind this one is begun."""
+        self._next_buffer()
+        self.newest = self._reader.submit(self._fill, path, descriptor, offset, size)
+        return self.newest
+
+    def read(self, path: Path, descriptor: int, offset: int, size: int) -> memoryview:
+        """The same at once, in the caller's thread."""
+        self._next_buffer()
+        self.newest = None
+        return self._fill(path, descriptor, offset, size)
+
+    def _next_buffer(self) -> None:
+        if self.newest is not None:
+            wait([self.newest])
+        self._buffers.reverse()
+
+    def _fill(self, path: Path, descriptor: int, offset: int, size: int) -> memoryview:
+        view = memoryview(self._buffers[0])[:size]
         done = 0
         os.posix_fadvise(descriptor, offset + size, _AHEAD_BYTES, os.POSIX_FADV_WILLNEED)
         while done < size:
@@ -82,6 +104,19 @@ class OpenFile:
         Raises:
             UnreadableFile: the file ended early or cannot be read.
         """
-        size = PIECE_BYTES // row_bytes * row_bytes or PIECE_BYTES
-        for offset in range(start, end, size):
-            yield self._stream.fill(self._path, self._descriptor, offset, min(size, end - offset))
+        stream, size = self._stream, PIECE_BYTES // row_bytes * row_bytes or PIECE_BYTES
+        if end - start <= size:
+            if end > start:
+                yield stream.read(self._path, self._descriptor, start, end - start)
+            return
+        coming = stream.begin(self._path, self._descriptor, start, size)
+        try:
+            for offset in range(start, end, size):
+                if stream.newest is not coming:  # something else was read meanwhile
+                    coming = stream.begin(self._path, self._descriptor, offset, min(size, end - offset))
+                piece = coming.result()
+                if (following := offset + size) < end:
+                    coming = stream.begin(self._path, self._descriptor, following, min(size, end - following))
+                yield piece
+        finally:
+            wait([coming])  # the file is closed next

@@ -115,9 +115,16 @@ def _parsed(raw: bytes) -> Row | BadRow:
 
 def _decoded(value: Any) -> Row | BadRow:
     try:
-        return parse_row(value)
+        return parse_row(_without_nulls(value))
     except BadRow as error:
         return error
+
+
+def _without_nulls(value: Any) -> Any:
+    """A column of objects has the keys of all its rows; those that a row lacks come as null."""
+    if isinstance(value, dict):
+        return {name: _without_nulls(part) for name, part in value.items() if part is not None}
+    return [_without_nulls(part) for part in value] if isinstance(value, list) else value
 
 
 def _kind_of(path: Path) -> str:

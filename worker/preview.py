@@ -65,6 +65,8 @@ def preview(
         made_with, fingerprint, rows = meta.verifier, meta.tokenizer_fingerprint, _stored_rows
     elif path.is_dir():
         raise BadInput(f"{path} holds neither {MANIFEST} nor {INDEX}: it is no finished output of prepare or extract")
+    elif not path.exists():
+        raise BadInput(f"{path} is missing")
     elif verifier is None:
         raise BadInput(f"{path} is a file of conversations: --verifier says whose chat template renders them")
     else:

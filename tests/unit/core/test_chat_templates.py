@@ -19,6 +19,7 @@ from eagle3_core.errors import BadInput, BadRow
 from tests import tiny
 from worker.hugging_face import HuggingFaceTokenizer
 
+DEEP_CALL = '{"name": "f", "arguments": ' + '{"a":' * 900 + "1" + "}" * 901
 HEAD, END = "{% for m in messages %}", "{% endfor %}"
 PROMPT = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 PLAIN = "<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n"
@@ -286,6 +287,7 @@ def test_truncation_and_padding_of_the_tokenizers_own_file_do_not_count(tmp_path
         (None, [], "nothing_to_train", "no messages"),
         (None, turns("a", "\ud83d"), "not_unicode", "half a surrogate pair"),
         (None, turns("a", "\U00100000"), "cannot_be_marked", "plane 16"),
+        (None, [*turns("a"), {"from": "function_call", "value": DEEP_CALL}], "too_deep", "hundreds of levels deep"),
     ],
 )
 def test_what_is_refused_says_why(tmp_path: Path, template: str | None, messages: Any, reason: str, words: str) -> None:

@@ -140,6 +140,20 @@ def test_every_kind_of_file_gives_the_same_rows(tmp_path: Path) -> None:
         assert 0 < places[-1][2] <= file.size
 
 
+def test_rows_of_a_parquet_file_keep_the_keys_they_were_written_with(tmp_path: Path) -> None:
+    """Its columns hold the keys of all rows: arguments and schemas of other tools are no nulls of this one."""
+
+    def row(tool: str, argument: str) -> dict[str, Any]:
+        call = {"function": {"name": tool, "arguments": {argument: 1}}}
+        schema = {"name": tool, "parameters": {"properties": {argument: {"type": "integer"}}}}
+        asked = {"role": "assistant", "content": None, "tool_calls": [call]}
+        return {"messages": [GOOD["messages"][0], asked], "tools": [{"type": "function", "function": schema}]}
+
+    rows = [row("add", "a"), row("halve", "whole")]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    assert [kept for _, kept in found(tmp_path / "a.parquet")] == [parse_row(row) for row in rows]
+
+
 @pytest.mark.parametrize("kind", ["gz", "zst", "parquet"])
 def test_a_file_that_is_cut_says_so(tmp_path: Path, kind: str) -> None:
     path = tmp_path / f"a.jsonl.{kind}"

@@ -50,6 +50,7 @@ def test_a_file_of_conversations(place: Path) -> None:
     assert "left out: not_a_row: an array where an object is meant" in out
     assert "no line 15" in refused(place / "c.jsonl", "--verifier", place / "verifier", "--row", "15")
     assert "--verifier" in refused(place / "c.jsonl")
+    assert "d.jsonl is missing" in refused(place / "d.jsonl")
 
 
 def test_a_prepared_directory_and_a_store(place: Path) -> None:

@@ -23,11 +23,14 @@ from eagle3_core.data.tokens import runs
 from eagle3_core.errors import BadData, BadInput, BadRow, Eagle3Error
 from worker.conversation_files import ConversationFile
 from worker.hugging_face import HuggingFaceTokenizer
-from worker.stages.prepare import masked_batches
+from worker.stages.prepare import masked_batches, within_vocabulary
 
 DRY_ROWS = 3
 DRY_CHARACTERS = 2_000
 """Of each row's text, in a dry run."""
+
+MOST_TOKENS = 1 << 31
+"""No vocabulary has more; tokenizers count in 32 bits."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +99,9 @@ def preview_conversations(
     wanted = islice((row for row in ConversationFile(path).rows() if row[0] >= first), count)
     found = False
     for batch in masked_batches(wanted, SpanFinder(tokenizer), tokenizer):
-        for line, row in batch:
+        for line, masked in batch:
             found = True
+            row = masked if isinstance(masked, BadRow) else within_vocabulary(masked, files.vocab_size)
             if isinstance(row, BadRow):
                 yield PreviewRow(line, left_out=f"{row.reason}: {row}")
                 continue
@@ -142,6 +146,8 @@ def _need_rows(path: Path, first: int, found: int) -> None:
 
 
 def _shown(number: int, ids: list[int], mask: list[bool] | bytes, tokenizer: HuggingFaceTokenizer) -> PreviewRow:
+    if strange := [token for token in ids if not 0 <= token < MOST_TOKENS]:
+        return PreviewRow(number, len(ids), sum(mask), left_out=f"damaged: {strange[0]} is no token id")
     found = runs(ids, mask)
     texts = tokenizer.decode_batch([tokens for tokens, _ in found])
     parts = [(text, trained) for text, (_, trained) in zip(texts, found, strict=True)]

@@ -435,11 +435,30 @@ def test_published_hidden_states(tmp_path: Path, case: str, found: list[tuple[st
         assert words in finding.message
 
 
-@pytest.mark.parametrize("text", ["{", '[{"input_ids": [1]}]', '[{"input_ids": [1], "loss_mask": [2]}]'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[" * 100_000,
+        '[{"input_ids": [1]}]',
+        '[{"input_ids": [1], "loss_mask": [2]}]',
+        '[{"input_ids": [99999999999999999999], "loss_mask": [1]}]',
+    ],
+)
 def test_rows_that_cannot_be_read_are_a_finding(tmp_path: Path, store: Path, text: str) -> None:
     (tmp_path / "rows.json").write_text(text)
     verdict = check_data(store, prepared=tmp_path / "rows.json")
     assert codes(verdict) == {"rows_unreadable"}
+
+
+def test_a_line_of_rows_ends_at_its_line_end_alone(tmp_path: Path, store: Path) -> None:
+    """Texts beside the ids may hold U+2028 and its like, which other readers take for line ends."""
+    rows = [
+        {"input_ids": ids.tolist(), "loss_mask": mask.int().tolist(), "text": "one\u2028two\x85"}
+        for ids, mask in HiddenStateStore(store).masks()
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    assert check_data(store, prepared=tmp_path / "rows.jsonl").findings == []
 
 
 # ---------------------------------------------------------------- the commands

@@ -53,6 +53,16 @@ def test_a_file_of_conversations(place: Path) -> None:
     assert "d.jsonl is missing" in refused(place / "d.jsonl")
 
 
+def test_tokens_that_are_none_are_told_as_prepare_tells_them(place: Path) -> None:
+    rows = [{"input_ids": [1, token, 3], "loss_mask": [0, 1, 1]} for token in (tiny.VOCAB, 1 << 40)]
+    (place / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    out = run(place / "t.jsonl", "--verifier", place / "verifier")
+    assert out.count("left out: token_outside_vocabulary") == 2
+    store = tiny.make_store(place / "store", place / "verifier", rows=1)
+    tiny.spoil_shard(store, 0, lambda tensors: tensors["token_ids"].fill_(-7))
+    assert "damaged: -7 is no token id" in run(store)
+
+
 def test_a_prepared_directory_and_a_store(place: Path) -> None:
     out = place / "out"
     out.mkdir()

@@ -20,7 +20,6 @@ from eagle3_core.checkpoint.stream import Stream
 from eagle3_core.contract.headers import TensorFile
 from eagle3_core.contract.store_files import RowEntry, ShardEntry, StoreMeta
 from eagle3_core.contract.verifier_files import VerifierFiles
-from eagle3_core.data.store import DTYPES
 from eagle3_core.data_check.expected import ExpectedRows
 from eagle3_core.data_check.findings import RowFindings
 from eagle3_core.data_check.states import RowFaults, Slot, StateScan
@@ -48,9 +47,8 @@ class ShardReader:
         stream: Stream,
     ) -> None:
         self._findings, self._meta, self._expected, self._stream = RowFindings(report), meta, expected, stream
-        # Of states in one byte the scale lies elsewhere.
-        compared = verifier is not None and DTYPES[meta.dtype].itemsize > 1
-        self._targets = TargetCheck(self._findings, verifier, meta.last_state) if verifier and compared else None
+        is_fp8 = meta.dtype == "float8_e4m3"
+        self._targets = TargetCheck(self._findings, verifier, meta.last_state, is_fp8) if verifier else None
         self._slots = slots_of(meta)
         self._row_of_states: dict[str, tuple[int, bytes]] = {}
         self._row_of_ids: dict[bytes, int] = {}
@@ -66,6 +64,9 @@ class ShardReader:
         if look.complete:
             for row in look.rows:
                 self._judge_row(file.path, row, *look.tokens_of(row.entry))
+                if self._targets is not None:
+                    ids, _ = look.tokens_of(row.entry)
+                    self._targets.add(file.path, row.entry.row, look.last_states_of(row), tokens_around(ids))
         for name, scan in look.others.items():
             if scan.counts.nan or scan.counts.inf:
                 what = f"{name} holds {scan.counts.nan} NaN and {scan.counts.inf} Inf"
@@ -109,9 +110,6 @@ class ShardReader:
         add_state_faults(self._findings, path, entry.row, row.scan.faults, self._slots, ids)
         if min(row.scan.faults.zero) < entry.length:  # zeros are no other row's
             self._judge_repeat(path, entry.row, row.digest.hexdigest(), ids)
-        if self._targets is not None:
-            last = torch.stack(row.last) if row.last else torch.empty(0)
-            self._targets.add(path, entry.row, last, tokens_around(ids))
 
     def _judge_repeat(self, path: Path, row: int, states: str, ids: Tensor) -> None:
         """States that an earlier row has, under other token ids."""
@@ -141,7 +139,7 @@ class _Look:
         self._file = file
         states = file.tensors["hidden_states"]
         self._dtype, self._shape = TORCH_DTYPES[states.dtype], states.shape
-        self._raw = {"token_ids": bytearray(), "loss_mask": bytearray()}
+        self._raw = {name: bytearray() for name in ("token_ids", "loss_mask", "scales") if name in file.tensors}
         self._token = self._done = 0
         in_order = sorted(shard.rows, key=lambda entry: entry.start)
         self.rows = [_RowLook(entry, StateScan(slots, self._dtype)) for entry in in_order]
@@ -155,11 +153,11 @@ class _Look:
             if name == "hidden_states":
                 part.row_bytes = (info.end - info.start) // info.shape[0]
                 part.looks.append(self._look_at_states)
-            elif name in self._raw:
-                part.looks.append(self._raw[name].extend)
             elif is_scanned(info.dtype, info.shape):
                 self.others[name] = Scan(info, rows=False)
                 part.looks.append(self.others[name].update)
+            if name in self._raw:
+                part.looks.append(self._raw[name].extend)
             parts.append(part)
         return parts
 
@@ -175,6 +173,16 @@ class _Look:
         ids = torch.frombuffer(self._raw["token_ids"], dtype=torch.int64)
         mask = torch.frombuffer(self._raw["loss_mask"], dtype=torch.uint8)
         return ids[entry.start : entry.start + entry.length], mask[entry.start : entry.start + entry.length]
+
+    def last_states_of(self, row: _RowLook) -> Tensor:
+        """Float32 [P, H]: the last states of the tokens that are looked at, as they were before they were stored."""
+        if not row.last:
+            return torch.empty(0)
+        last = torch.stack(row.last)
+        if "scales" not in self._raw:
+            return last
+        scales = torch.frombuffer(self._raw["scales"], dtype=torch.float32).view(self._shape[0], -1)
+        return last * scales[[row.entry.start + token for token in looked_at(row.entry.length)], -1:]
 
     def _look_at_states(self, raw: memoryview) -> None:
         states = torch.frombuffer(raw, dtype=self._dtype).view(-1, *self._shape[1:])

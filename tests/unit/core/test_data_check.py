@@ -15,6 +15,7 @@ from client.cli import app
 from eagle3_core.checkpoint.findings import Verdict
 from eagle3_core.contract.verifier_files import read_verifier_files
 from eagle3_core.data.store import HiddenStateStore
+from eagle3_core.data.store_writer import stored_form
 from eagle3_core.data_check.check import check_data
 from eagle3_core.data_check.findings import NAMED
 from eagle3_core.data_check.stats import stats_of
@@ -272,7 +273,9 @@ def make_telling_store(directory: Path, verifier: Path, normed: bool, **meta: st
         def tell(tensors: Tensors, rows: int = len(shard.rows)) -> None:
             ids = tensors["token_ids"].view(rows, 24)
             last = torch.stack([telling_states(verifier, row, normed) for row in ids])
-            tensors["hidden_states"].view(rows, 24, 4, tiny.HIDDEN)[:, :, 3] = last.to(torch.bfloat16)
+            stored = stored_form(last.view(-1, 1, tiny.HIDDEN), HiddenStateStore(store).meta)
+            for name, part in zip(("hidden_states", "scales"), stored, strict=False):
+                tensors[name][:, 3:] = part
 
         tiny.spoil_shard(store, number, tell)
     return store
@@ -308,11 +311,12 @@ def test_states_that_are_out_of_step_with_their_tokens(tmp_path: Path, verifier:
     assert found.endswith(f"they lie a token too {word}")
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3"])
 @pytest.mark.parametrize(("normed", "stated"), [(True, "pre_norm"), (False, "post_norm")])
 def test_a_store_that_says_the_wrong_thing_of_the_final_norm(
-    tmp_path: Path, verifier: Path, normed: bool, stated: str
+    tmp_path: Path, verifier: Path, normed: bool, stated: str, dtype: str
 ) -> None:
-    store = make_telling_store(tmp_path / "store", verifier, normed, last_state=stated)
+    store = make_telling_store(tmp_path / "store", verifier, normed, last_state=stated, dtype=dtype)
     verdict = check_data(store, verifier=verifier)
     found = "behind" if normed else "before"
     assert said(verdict, "norm_mislabelled") == [

@@ -153,6 +153,7 @@ CODES: dict[str, tuple[Severity, str]] = {
     "states_zero": ("error", "The verifier did not fill them: extract the row again."),
     "states_of_other_row": ("error", "Two rows were mixed up in extraction: extract them again, one at a time."),
     "norm_mislabelled": ("error", "Write what they are into index.json (last_state), or extract again."),
+    "norm_mixed": ("error", "Extract all rows anew, in one way: no head fits both."),
     "states_shifted": ("error", "States and token ids are out of step: extract again, and look at how rows were cut."),
     "unlike_other_rows": ("warning", "The states are of other tokens, or the row is no text: extract the row again."),
     "slots_alike": ("warning", "One layer was captured twice: look at the layer ids of the extraction."),
@@ -167,6 +168,7 @@ CODES: dict[str, tuple[Severity, str]] = {
     "no_answer": ("warning", "Rows without an answer are skipped in training: look at how they were prepared."),
     "all_supervised": ("warning", "Prompts are learnt like answers: look at the chat template and prepare again."),
     "rows_alike": ("info", "Doubled rows count doubly in training."),
+    "meaning_unsaid": ("info", "Write down the layer ids they were extracted with; --verifier tells of the norm."),
     "being_written": ("warning", "Wait until its writer is done, and judge again."),
     "orphan_lock": ("info", "It may be removed."),
 }

@@ -50,9 +50,8 @@ class ShardReader:
         is_fp8 = meta.dtype == "float8_e4m3"
         self._targets = TargetCheck(self._findings, verifier, meta.last_state, is_fp8) if verifier else None
         self._slots = slots_of(meta)
-        self._row_of_states: dict[str, tuple[int, bytes]] = {}
-        self._row_of_ids: dict[bytes, int] = {}
-        self._rows = self._without_answer = self._all_answer = self._same_ids = 0
+        self._repeats = Repeats(self._findings)
+        self._rows = self._without_answer = self._all_answer = 0
         self._first_without: int | None = None
 
     def read(self, shard: ShardEntry, file: TensorFile) -> None:
@@ -74,9 +73,7 @@ class ShardReader:
 
     def finish(self) -> None:
         """What the rows say together."""
-        if self._same_ids:
-            what = f"{self._same_ids} of {self._rows} rows hold the same token ids as an earlier one"
-            self._findings.add("rows_alike", what)
+        self._repeats.finish()
         if self._rows and self._without_answer == self._rows:
             self._findings.add("nothing_supervised", f"the mask of all {self._rows} rows is empty")
         elif self._without_answer:
@@ -98,21 +95,26 @@ class ShardReader:
             self._without_answer += 1
             self._first_without = entry.row if self._first_without is None else self._first_without
         self._all_answer += bool(mask.all())
-        outside = ((ids < 0) | (ids >= self._meta.vocab_size)).nonzero()[:, 0].tolist()
-        if outside:
-            what = (
-                f"row {entry.row}: {len(outside)} token ids lie outside the vocabulary of {self._meta.vocab_size}, the "
-                f"first is {int(ids[outside[0]])} at position {outside[0]}"
-            )
-            self._findings.add("ids_out_of_range", what, file=path, tensor="token_ids")
+        add_ids_out_of_range(self._findings, path, entry.row, ids, self._meta.vocab_size)
         if self._expected is not None:
             self._expected.compare(self._findings, path, entry.row, ids, mask.bool())
         add_state_faults(self._findings, path, entry.row, row.scan.faults, self._slots, ids)
         if min(row.scan.faults.zero) < entry.length:  # zeros are no other row's
-            self._judge_repeat(path, entry.row, row.digest.hexdigest(), ids)
+            self._repeats.add(path, entry.row, row.digest.hexdigest(), ids)
 
-    def _judge_repeat(self, path: Path, row: int, states: str, ids: Tensor) -> None:
-        """States that an earlier row has, under other token ids."""
+
+class Repeats:
+    """Rows that hold what an earlier one holds: of each two digests are remembered."""
+
+    def __init__(self, findings: RowFindings) -> None:
+        self._findings = findings
+        self._row_of_states: dict[str, tuple[int, bytes]] = {}
+        self._row_of_ids: dict[bytes, int] = {}
+        self._rows = self._same_ids = 0
+
+    def add(self, path: Path, row: int, states: str, ids: Tensor) -> None:
+        """Note a row by the digest of its states and its token ids, int64 [T]."""
+        self._rows += 1
         tokens = blake3(ids.numpy().tobytes()).digest(16)
         if self._row_of_ids.setdefault(tokens, row) != row:
             self._same_ids += 1
@@ -120,6 +122,12 @@ class ShardReader:
         if its_tokens != tokens:
             what = f"row {row} holds the states of row {earlier}, and other token ids"
             self._findings.add("states_of_other_row", what, file=path, tensor="hidden_states")
+
+    def finish(self) -> None:
+        """Say how many rows hold the same tokens."""
+        if self._same_ids:
+            what = f"{self._same_ids} of {self._rows} rows hold the same token ids as an earlier one"
+            self._findings.add("rows_alike", what)
 
 
 @dataclass
@@ -214,6 +222,17 @@ def slots_of(meta: StoreMeta) -> list[Slot]:
     """The slots of a store."""
     aux = [Slot(f"layer {layer}", layer) for layer in meta.layer_ids]
     return [*aux, Slot(f"the last state ({meta.last_layer_id})", meta.last_layer_id)]
+
+
+def add_ids_out_of_range(findings: RowFindings, file: Path, row: int, ids: Tensor, vocab_size: int) -> None:
+    """A finding where token ids of a row, int64 [T], are none of the verifier's."""
+    outside = ((ids < 0) | (ids >= vocab_size)).nonzero()[:, 0].tolist()
+    if outside:
+        what = (
+            f"row {row}: {len(outside)} token ids lie outside the vocabulary of {vocab_size}, the first is "
+            f"{int(ids[outside[0]])} at position {outside[0]}"
+        )
+        findings.add("ids_out_of_range", what, file=file, tensor="token_ids")
 
 
 def add_state_faults(

@@ -110,6 +110,9 @@ class TargetCheck:
             found = "behind" if self._said == "pre_norm" else "before"
             what = f"the last states of {wrong} of {len(normed)} rows are from {found} the final norm"
             self._findings.add("norm_mislabelled", f"{what}, the index says {self._said}")
+        if self._said is None and 0 < normed.count(True) < len(normed):
+            what = f"the last states of {normed.count(True)} of {len(normed)} rows are from behind the final norm"
+            self._findings.add("norm_mixed", f"{what}, those of the others from before it")
         before, median, behind = torch.stack([seen.nats for seen in self._rows]).median(dim=0).values.tolist()
         where = " behind the final norm" if self._said is None and normed and all(normed) else ""
         self._findings.report.add(

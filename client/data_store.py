@@ -56,7 +56,9 @@ def check(
 def stats(
     path: Annotated[Path, typer.Argument(help="hidden-state store, or output of a prepare job")],
     as_json: Json = False,
-    vocab_map: Annotated[Path | None, typer.Option("--map", help="directory of a vocab_map.safetensors")] = None,
+    vocab_map: Annotated[
+        Path | None, typer.Option("--map", help="directory of a vocab_map.safetensors; a prepare job's has one itself")
+    ] = None,
 ) -> None:
     """Tell lengths, supervised share and the coverage of a draft vocabulary."""
     from eagle3_core.data_check.stats import Spread, stats_of
@@ -64,7 +66,7 @@ def stats(
 
     try:
         found = stats_of(path, vocab_map)
-    except Eagle3Error as error:
+    except (Eagle3Error, OSError) as error:
         raise fail(str(error)) from None
     if as_json:
         show_json(asdict(found))

@@ -52,7 +52,7 @@ def preview(
     Args:
         path: any of the three.
         verifier: whose tokenizer is used; default: the one the directory was made with. A file needs it.
-        first: line of a file, from 1; row of a directory, from 0; default: the first.
+        first: line of a file, from 1; row of the prepared data, from 0; default: the first.
         count: how many rows.
         allow_remote_code: run the tokenizer's own Python.
 
@@ -134,9 +134,12 @@ def _prepared_rows(path: Path, first: int, count: int) -> Iterator[tuple[int, li
 
 
 def _stored_rows(path: Path, first: int, count: int) -> Iterator[tuple[int, list[int], list[bool]]]:
+    """By their numbers in the prepared data, which findings name too; a store holds the longest first."""
     store = HiddenStateStore(path)
-    _need_rows(path, first, len(store) - first)
-    for number, (ids, mask) in enumerate(islice(store.masks(), first, first + count), first):
+    places = sorted((entry.row, place) for place, entry in enumerate(store.entries) if entry.row >= first)
+    _need_rows(path, first, len(places))
+    for number, place in places[:count]:
+        ids, mask = store.tokens(place)
         yield number, ids.tolist(), mask.tolist()
 
 

@@ -537,6 +537,10 @@ def test_the_commands(tmp_path: Path, store: Path, verifier: Path, monkeypatch: 
     stats = json.loads(text)
     assert (code, stats["rows"], stats["length"]["p95"], stats["supervised_share"]) == (0, 8, 24, 0.5)
     assert "64 tokens cover" in run("stats", store, "--map", vocab_map)[1]
+    for token in (-7, 1 << 40):
+        tiny.spoil_shard(store, 1, lambda tensors, token=token: tensors["token_ids"].fill_(token))
+        code, text = run("stats", store)
+        assert (code, "holds what is no token id" in " ".join(text.split())) == (1, True)
     assert run("stats", tmp_path)[0] == 1
 
 

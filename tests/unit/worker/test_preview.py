@@ -78,6 +78,13 @@ def test_a_prepared_directory_and_a_store(place: Path) -> None:
     [first, second] = json.loads(run(store, "--row", "1", "--json"))["rows"]
     assert (first["row"], first["tokens"], first["supervised"]) == (1, 24, 12)
     assert [trained for _, trained in second["parts"]] == [False, True]
+    index = json.loads((store / "index.json").read_text())
+    for entry, number in zip((row for shard in index["shards"] for row in shard["rows"]), (4, 2, 7), strict=True):
+        entry["row"] = number
+    (store / "index.json").write_text(json.dumps(index))
+    rows = json.loads(run(store, "--row", "3", "--json"))["rows"]
+    assert [row["row"] for row in rows] == [4, 7], "numbered as prepared, whatever the order they lie in"
+    assert rows[0]["parts"] != first["parts"] and rows[1]["parts"] == second["parts"]
     (place / "verifier" / "tokenizer_config.json").write_text("{}")
     assert "was made with another tokenizer" in refused(store)
     assert "neither prepared.json nor index.json" in refused(place / "verifier")

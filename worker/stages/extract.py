@@ -17,7 +17,7 @@ from eagle3_core.data.conversations import TokenRow
 from eagle3_core.data.prepared import load_prepared
 from eagle3_core.data.store import DTYPES
 from eagle3_core.data.store_writer import UnfinishedStore
-from eagle3_core.errors import BadInput
+from eagle3_core.errors import BadData, BadInput
 from eagle3_core.training.setup import make_target_head
 from eagle3_core.verifier.tensors import load_verifier_weights
 from worker.context import StageContext, StageResult
@@ -162,9 +162,18 @@ def _finish(
 
 
 def _read_rows(params: ExtractParams, files: VerifierFiles) -> tuple[PreparedManifest, list[TokenRow]]:
-    """The prepared rows, if they are this verifier's and not too long for it."""
+    """The prepared rows, if they are this verifier's, not too long for it, and something of them is trained on."""
     manifest, rows = load_prepared(Path(params.prepared_dir))
     check_prepared(params, files, manifest, max(len(row.token_ids_T) for row in rows))
+    for number, row in enumerate(rows):
+        low, high = int(row.token_ids_T.min()), int(row.token_ids_T.max())
+        if not 0 <= low <= high < files.vocab_size:
+            raise BadData(
+                f"{params.prepared_dir}, row {number}: token ids from {low} to {high}, the verifier has "
+                f"{files.vocab_size} tokens; prepare again"
+            )
+    if not any(bool(row.loss_mask_T.any()) for row in rows):
+        raise BadData(f"{params.prepared_dir}: not a token of its {len(rows)} rows is trained on; prepare again")
     return manifest, rows
 
 

@@ -282,6 +282,8 @@ def test_truncation_and_padding_of_the_tokenizers_own_file_do_not_count(tmp_path
         ("no_header", turns("a", "b"), "no_header", "no generation prompt is found before message 2"),
         ("generation_elsewhere", turns("a", "b"), "answer_not_generated", "'b' of message 2 stands in no .* block"),
         ("generation", SUMS, "answer_not_generated", "'add' of message 2 stands in no"),
+        ("generation_without_end", SUMS[:2], "answer_not_generated", "'add' of message 2 stands in no"),
+        ("generation_without_end", turns("a", ""), "nothing_to_train", "answers anything"),
         (None, turns("", "hello")[1:], "nothing_to_train", "answers anything"),
         (None, turns("hi"), "nothing_to_train", "no assistant message"),
         (None, [], "nothing_to_train", "no messages"),

@@ -27,7 +27,7 @@ def check(
         Path | None, typer.Option(help="output of the prepare job, or JSON rows of input_ids and loss_mask")
     ] = None,
     verifier: Annotated[Path | None, typer.Option(help="verifier directory the states should be of")] = None,
-    slots: Annotated[int | None, typer.Option(min=1, help="states a token in hs_<row>.safetensors")] = None,
+    slots: Annotated[int | None, typer.Option(min=1, help="states a token, the last one included")] = None,
     max_mb_per_s: Annotated[float | None, typer.Option(min=1, help="read no faster than that")] = None,
 ) -> None:
     """Judge hidden states: exit status 0 valid, 1 suspect, 2 invalid, 3 unreadable, 4 options that do not fit."""

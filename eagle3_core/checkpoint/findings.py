@@ -145,7 +145,7 @@ CODES: dict[str, tuple[Severity, str]] = {
     "row_twice": ("error", "Extract again: the index lists a row more than once."),
     "rows_overlap": ("error", "Extract again: rows of the index do not lie one behind the other."),
     "rows_missing": ("warning", "Extract again with the same output directory: only what is missing is made."),
-    "rows_unreadable": ("error", "Give the output of a prepare job, or rows with input_ids and loss_mask as JSON."),
+    "rows_unreadable": ("warning", "Give the output of a prepare job, or rows with input_ids and loss_mask as JSON."),
     "other_verifier": ("error", "Extract with this verifier, or train with the one the states are of."),
     "other_tokenizer": ("error", "Prepare and extract again with one tokenizer."),
     "states_not_finite": ("error", "Extract the row again; if it stays, run the verifier in bfloat16 or float32."),

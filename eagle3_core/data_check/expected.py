@@ -86,7 +86,9 @@ def _entries(path: Path) -> list[Any]:
             assert isinstance(entries, list), "the text begins with a bracket"
             return entries
         return [json.loads(line) for line in text.split("\n") if line.strip()]
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise BadData(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
         raise BadData(f"{path} holds no rows: {error}") from error
 
 

@@ -496,7 +496,7 @@ def test_published_hidden_states(tmp_path: Path, case: str, found: list[tuple[st
 def test_rows_that_cannot_be_read_are_a_finding(tmp_path: Path, store: Path, text: str) -> None:
     (tmp_path / "rows.json").write_text(text)
     verdict = check_data(store, prepared=tmp_path / "rows.json")
-    assert codes(verdict) == {"rows_unreadable"}
+    assert (verdict.verdict, codes(verdict)) == ("suspect", {"rows_unreadable"})
 
 
 def test_a_line_of_rows_ends_at_its_line_end_alone(tmp_path: Path, store: Path) -> None:
@@ -530,6 +530,7 @@ def test_the_commands(tmp_path: Path, store: Path, verifier: Path, monkeypatch: 
     code, text = run("check", store, "--format", "sarif")
     assert {result["ruleId"] for result in json.loads(text)["runs"][0]["results"]} >= {"states_all_zero"}
     assert run("check", tmp_path / "absent")[0] == 3
+    assert "slots_differ" in run("check", store, "--slots", "3")[1]
     assert run("check", store, "--level", "quick", "--max-mb-per-s", "5")[0] == 4
 
     vocab_map = tiny.make_vocab_map(tmp_path / "map", store)

@@ -307,6 +307,19 @@ def test_a_tokenizer_without_a_template_is_refused_once_a_conversation_comes(tmp
 
 
 @pytest.mark.usefixtures("code_cache")
+def test_of_several_templates_one_has_to_be_the_default(tmp_path: Path) -> None:
+    texts = {"default": TEMPLATES["trims"], "tool_use": TEMPLATES["qwen3"]}
+    tokenizer_with(tmp_path, chat_template=[{"name": n, "template": t} for n, t in texts.items()])
+    (tmp_path / "chat_template.jinja").unlink()
+    assert said(HuggingFaceTokenizer(tmp_path), turns("a", " b ")) == ["b<|im_end|>"]
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"chat_template": [{"name": "rag", "template": texts["default"]}]})
+    )
+    tokenizer = HuggingFaceTokenizer(tmp_path)
+    with pytest.raises(BadInput, match=r"no chat template is the default one: .*'rag'"):
+        said(tokenizer, turns("a", "b"))
+
+
 def test_a_tokenizer_in_python_has_its_places_found_by_what_its_tokens_spell(tmp_path: Path) -> None:
     """Its tokens hold two bytes, wherever they fall: an answer may begin and end inside a character."""
     tokenizer = HuggingFaceTokenizer(tiny.make_python_tokenizer(tmp_path / "pair"), allow_remote_code=True)

@@ -168,7 +168,7 @@ CODES: dict[str, tuple[Severity, str]] = {
     "no_answer": ("warning", "Rows without an answer are skipped in training: look at how they were prepared."),
     "all_supervised": ("warning", "Prompts are learnt like answers: look at the chat template and prepare again."),
     "rows_alike": ("info", "Doubled rows count doubly in training."),
-    "meaning_unsaid": ("info", "Write down the layer ids they were extracted with; --verifier tells of the norm."),
+    "meaning_unsaid": ("info", "Write down how they were extracted; --verifier tells of the norm."),
     "being_written": ("warning", "Wait until its writer is done, and judge again."),
     "orphan_lock": ("info", "It may be removed."),
 }

@@ -105,6 +105,10 @@ def _check_store(
         report.add("bad_index", str(error), file=path / INDEX)
         return
     _check_layers(report, path / INDEX, index.meta)
+    for name in ("layer_id_convention", "last_state"):
+        if name not in index.meta.model_fields_set:
+            what = f"{INDEX} does not say the {name}: {dict(index.meta)[name]!r} is taken for it"
+            report.add("meaning_unsaid", what, file=path / INDEX)
     if slots not in (None, held := len(index.meta.layer_ids) + 1):
         report.add("slots_differ", f"{held} states a token, expected {slots}", file=path / INDEX)
     _check_rows(report, path / INDEX, index, expected)

@@ -142,6 +142,8 @@ def test_a_fault_of_a_shard_is_found_by_row_and_slot(
         (lambda i: i["meta"].update(vocab_size=7), "other_verifier", "vocab_size is 7, /"),
         (lambda i: i.update(schema_version=99), "bad_index", "schema_version"),
         (lambda i: i.pop("shards"), "bad_index", "shards"),
+        (lambda i: i["shards"][1].update(blake3=None), "bad_index", "has neither a blake3 nor a sha256"),
+        (lambda i: i["meta"].pop("last_state"), "meaning_unsaid", "does not say the last_state: 'pre_norm' is taken"),
     ],
 )
 def test_a_fault_of_the_index_is_found_without_reading_a_state(

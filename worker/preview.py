@@ -8,15 +8,13 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
-
-from safetensors import SafetensorError, safe_open
 
 from eagle3_core.contract.prepared_files import MANIFEST, load_manifest
 from eagle3_core.contract.store_files import INDEX
 from eagle3_core.contract.verifier_files import read_verifier_files, tokenizer_fingerprint
-from eagle3_core.data.prepared import ROWS
+from eagle3_core.data.prepared import load_prepared
 from eagle3_core.data.spans import SpanFinder
 from eagle3_core.data.store import HiddenStateStore
 from eagle3_core.data.tokens import runs
@@ -122,15 +120,10 @@ def _tokenizer_of(path: Path, verifier: Path, fingerprint: str, allow_remote_cod
 
 
 def _prepared_rows(path: Path, first: int, count: int) -> Iterator[tuple[int, list[int], list[bool]]]:
-    try:
-        with safe_open(path / ROWS, "pt") as file:
-            offsets = file.get_slice("offsets")[first : first + count + 1].tolist()
-            ids, mask = file.get_slice("input_ids"), file.get_slice("loss_mask")
-            _need_rows(path, first, len(offsets) - 1)
-            for number, (start, end) in enumerate(pairwise(offsets), first):
-                yield number, ids[start:end].tolist(), mask[start:end].tolist()
-    except (SafetensorError, FileNotFoundError) as error:
-        raise BadData(f"{path / ROWS} is damaged ({error}); prepare again") from error
+    _, rows = load_prepared(path)
+    _need_rows(path, first, len(rows) - first)
+    for number, row in enumerate(rows[first : first + count], first):
+        yield number, row.token_ids_T.tolist(), row.loss_mask_T.tolist()
 
 
 def _stored_rows(path: Path, first: int, count: int) -> Iterator[tuple[int, list[int], list[bool]]]:

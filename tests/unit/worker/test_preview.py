@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from client.cli import app
@@ -74,6 +75,11 @@ def test_a_prepared_directory_and_a_store(place: Path) -> None:
     assert "«The number is 3, and 3 it is.<|im_end|>»" in shown
     assert "row 4" not in shown
     assert "has no row 13" in refused(out, "--row", "13")
+    rows = load_file(out / "rows.safetensors")
+    whole = (out / "rows.safetensors").read_bytes()
+    save_file(rows | {"loss_mask": rows["loss_mask"][:-5].clone()}, out / "rows.safetensors")
+    assert "prepare again" in " ".join(refused(out).split())
+    (out / "rows.safetensors").write_bytes(whole)
     store = tiny.make_store(place / "store", place / "verifier", rows=3)
     [first, second] = json.loads(run(store, "--row", "1", "--json"))["rows"]
     assert (first["row"], first["tokens"], first["supervised"]) == (1, 24, 12)

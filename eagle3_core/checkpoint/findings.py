@@ -151,6 +151,7 @@ CODES: dict[str, tuple[Severity, str]] = {
     "states_not_finite": ("error", "Extract the row again; if it stays, run the verifier in bfloat16 or float32."),
     "states_all_zero": ("error", "The verifier did not fill them: extract the row again."),
     "states_zero": ("error", "The verifier did not fill them: extract the row again."),
+    "bad_scale": ("error", "Extract again: the scales of the eight-bit states are damaged."),
     "states_of_other_row": ("error", "Two rows were mixed up in extraction: extract them again, one at a time."),
     "norm_mislabelled": ("error", "Write what they are into index.json (last_state), or extract again."),
     "norm_mixed": ("error", "Extract all rows anew, in one way: no head fits both."),

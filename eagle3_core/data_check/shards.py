@@ -20,6 +20,7 @@ from eagle3_core.checkpoint.stream import Stream
 from eagle3_core.contract.headers import TensorFile
 from eagle3_core.contract.store_files import RowEntry, ShardEntry, StoreMeta
 from eagle3_core.contract.verifier_files import VerifierFiles
+from eagle3_core.data.fp8 import MAX_SCALE
 from eagle3_core.data_check.expected import ExpectedRows
 from eagle3_core.data_check.findings import RowFindings
 from eagle3_core.data_check.states import RowFaults, Slot, StateScan
@@ -63,6 +64,9 @@ class ShardReader:
         if look.complete:
             for row in look.rows:
                 self._judge_row(file.path, row, *look.tokens_of(row.entry))
+                if odd := look.odd_scales_of(row.entry):
+                    what = f"row {row.entry.row}: {odd} scales are not what eight-bit states are made with"
+                    self._findings.add("bad_scale", what, file=file.path, tensor="scales")
                 if self._targets is not None:
                     ids, _ = look.tokens_of(row.entry)
                     self._targets.add(file.path, row.entry.row, look.last_states_of(row), tokens_around(ids))
@@ -189,8 +193,20 @@ class _Look:
         last = torch.stack(row.last)
         if "scales" not in self._raw:
             return last
+        scales = self._scales_of(row.entry)
+        return last * scales[looked_at(row.entry.length), -1:]
+
+    def odd_scales_of(self, entry: RowEntry) -> int:
+        """How many scales of a row are finite, and no powers of two, or too large."""
+        if "scales" not in self._raw:
+            return 0
+        scales = self._scales_of(entry)
+        fits = (torch.frexp(scales).mantissa == 0.5) & (scales <= MAX_SCALE)
+        return int((scales.isfinite() & ~fits).sum())
+
+    def _scales_of(self, entry: RowEntry) -> Tensor:
         scales = torch.frombuffer(self._raw["scales"], dtype=torch.float32).view(self._shape[0], -1)
-        return last * scales[[row.entry.start + token for token in looked_at(row.entry.length)], -1:]
+        return scales[entry.start : entry.start + entry.length]
 
     def _look_at_states(self, raw: memoryview) -> None:
         states = torch.frombuffer(raw, dtype=self._dtype).view(-1, *self._shape[1:])

@@ -329,6 +329,15 @@ def test_a_store_that_says_the_wrong_thing_of_the_final_norm(
     assert said(check_data(store, verifier=verifier), "norm_mislabelled") == []
 
 
+@pytest.mark.parametrize("scale", [0.0, -1.0, 0.3, 3e38])
+def test_a_scale_that_eight_bits_are_not_made_with(tmp_path: Path, verifier: Path, scale: float) -> None:
+    store = tiny.make_store(tmp_path / "store", verifier, dtype="float8_e4m3")
+    assert check_data(store).findings == []
+    tiny.spoil_shard(store, 0, lambda tensors: tensors["scales"][25].fill_(scale))
+    [found] = said(check_data(store), "bad_scale")
+    assert ": row 1: 4 scales are not what" in found
+
+
 # ---------------------------------------------------------------- other tools' files
 
 

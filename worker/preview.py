@@ -43,7 +43,12 @@ class PreviewRow:
 
 
 def preview(
-    path: Path, verifier: Path | None, first: int | None, count: int, allow_remote_code: bool = False
+    path: Path,
+    verifier: Path | None,
+    first: int | None,
+    count: int,
+    max_seq_len: int | None = None,
+    allow_remote_code: bool = False,
 ) -> Iterator[PreviewRow]:
     """Rows of a file of conversations, a prepared directory or a hidden-state store.
 
@@ -52,6 +57,7 @@ def preview(
         verifier: whose tokenizer is used; default: the one the directory was made with. A file needs it.
         first: line of a file, from 1; row of the prepared data, from 0; default: the first.
         count: how many rows.
+        max_seq_len: tokens that rows of a file are cut to.
         allow_remote_code: run the tokenizer's own Python.
 
     Raises:
@@ -71,7 +77,7 @@ def preview(
     elif verifier is None:
         raise BadInput(f"{path} is a file of conversations: --verifier says whose chat template renders them")
     else:
-        yield from preview_conversations(path, verifier, first or 1, count, allow_remote_code=allow_remote_code)
+        yield from preview_conversations(path, verifier, first or 1, count, max_seq_len, allow_remote_code)
         return
     tokenizer = _tokenizer_of(path, verifier or Path(made_with), fingerprint, allow_remote_code)
     for number, ids, mask in rows(path, first or 0, count):

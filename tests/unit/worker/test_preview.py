@@ -45,6 +45,8 @@ def test_a_file_of_conversations(place: Path) -> None:
     assert "row 1: " in out
     assert "row 3" not in out
     assert "<|im_start|>assistant\n«The number is 0, and 0 it is.<|im_end|>»\n" in out
+    cut = run(place / "c.jsonl", "--verifier", place / "verifier", "--rows", "1", "--max-seq-len", "20")
+    assert "row 1: 20 tokens, 0 trained on\nleft out: answer_cut_off" in cut
     out = run(place / "c.jsonl", "--verifier", place / "verifier", "--row", "13")
     assert "\\x1b[31mred" in out, "a row must not steer the terminal"
     assert "row 14" in out

@@ -150,9 +150,10 @@ def _check_shapes(findings: RowFindings, row: _Row, slots: int | None, width: in
     file, tensors = row.file.path, row.file.tensors
     states = tensors["hidden_states"]
     if states.dtype not in _FLOATS or len(states.shape) != 3 or states.shape[1:] != (slots, width):
-        what = f"hidden_states is {states.dtype} {list(states.shape)}, expected [tokens, {slots or 'slots'}, {width}]"
-        if slots is None:
-            what += ", and files do not agree on the slots: --slots says how many states a token are right"
+        wanted = f"[tokens, {slots or 'slots'}, {width or 'width'}]"
+        what = f"hidden_states is {states.dtype} {list(states.shape)}, expected {wanted}"
+        if slots is None or width is None:
+            what += ", and files do not agree: --slots says how many states a token are right, --verifier how wide"
         if len(states.shape) == 2 and width and states.shape[1] % width == 0:
             what += f": {states.shape[1] // width} states a token lie in one"
         findings.add("slots_differ", what, file=file, tensor="hidden_states")

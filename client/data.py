@@ -34,6 +34,7 @@ def preview(
     ] = None,
     rows: Annotated[int, typer.Option(min=1, help="how many")] = 3,
     row: Annotated[int | None, typer.Option(min=0, help="the first: line of a file, row of a directory from 0")] = None,
+    max_seq_len: Annotated[int | None, typer.Option(min=1, help="cut rows of a file as prepare would")] = None,
     allow_remote_code: Annotated[
         bool, typer.Option("--allow-remote-code", help="run Python code that lies in the verifier's directory")
     ] = False,
@@ -44,7 +45,7 @@ def preview(
     from worker.preview import preview as rows_of
 
     try:
-        found = rows_of(path, verifier, row, rows, allow_remote_code)
+        found = rows_of(path, verifier, row, rows, max_seq_len, allow_remote_code)
         if as_json:
             show_json({"rows": [asdict(one) for one in found]})
         else:

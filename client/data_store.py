@@ -27,7 +27,7 @@ def check(
         Path | None, typer.Option(help="output of the prepare job, or JSON rows of input_ids and loss_mask")
     ] = None,
     verifier: Annotated[Path | None, typer.Option(help="verifier directory the states should be of")] = None,
-    slots: Annotated[int | None, typer.Option(min=1, help="states a token in hs_<row>.safetensors")] = None,
+    slots: Annotated[int | None, typer.Option(min=1, help="states a token, the last one included")] = None,
     max_mb_per_s: Annotated[float | None, typer.Option(min=1, help="read no faster than that")] = None,
 ) -> None:
     """Judge hidden states: exit status 0 valid, 1 suspect, 2 invalid, 3 unreadable, 4 options that do not fit."""
@@ -56,7 +56,9 @@ def check(
 def stats(
     path: Annotated[Path, typer.Argument(help="hidden-state store, or output of a prepare job")],
     as_json: Json = False,
-    vocab_map: Annotated[Path | None, typer.Option("--map", help="directory of a vocab_map.safetensors")] = None,
+    vocab_map: Annotated[
+        Path | None, typer.Option("--map", help="directory of a vocab_map.safetensors; a prepare job's has one itself")
+    ] = None,
 ) -> None:
     """Tell lengths, supervised share and the coverage of a draft vocabulary."""
     from eagle3_core.data_check.stats import Spread, stats_of
@@ -64,7 +66,7 @@ def stats(
 
     try:
         found = stats_of(path, vocab_map)
-    except Eagle3Error as error:
+    except (Eagle3Error, OSError) as error:
         raise fail(str(error)) from None
     if as_json:
         show_json(asdict(found))

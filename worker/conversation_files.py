@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from eagle3_core.data.conversations import Row, parse_line, parse_row
+from eagle3_core.data.conversations import FORMS, KEYS, Row, parse_line, parse_row
 from eagle3_core.errors import BadData, BadInput, BadRow
 
 PARQUET_ROWS = 256
@@ -85,11 +85,15 @@ class ConversationFile:
         import pyarrow  # noqa: PLC0415 - only where there is such a file
 
         assert self._parquet is not None
+        there = self._parquet.schema_arrow.names
+        if not set(FORMS) & set(there):
+            raise BadData(f"{self.path}: no column is called {', '.join(FORMS)}; there are {', '.join(there)[:200]}")
+        columns = [name for name in KEYS if name in there]
         try:
-            for batch in self._parquet.iter_batches(batch_size=PARQUET_ROWS):
-                for value in batch.to_pylist():
+            for batch in self._parquet.iter_batches(batch_size=PARQUET_ROWS, columns=columns):
+                for row in _rows_of(batch):
                     self._rows_read += 1
-                    yield self._rows_read, _decoded(value)
+                    yield self._rows_read, row
         except pyarrow.ArrowException as error:
             raise BadData(f"{self.path}: damaged behind row {self._rows_read} ({error})") from error
 
@@ -113,11 +117,29 @@ def _parsed(raw: bytes) -> Row | BadRow:
         return error
 
 
+def _rows_of(batch: Any) -> list[Row | BadRow]:
+    """The rows of a record batch; where its values cannot all be decoded, each by itself."""
+    try:
+        return [_decoded(value) for value in batch.to_pylist()]
+    except ValueError as error:  # no UTF-8, or a time that Python cannot hold
+        if batch.num_rows > 1:
+            return [row for number in range(batch.num_rows) for row in _rows_of(batch.slice(number, 1))]
+        reason = "not_utf8" if isinstance(error, UnicodeDecodeError) else "not_a_row"
+        return [BadRow(reason, f"a value cannot be decoded ({error})", damaged=True)]
+
+
 def _decoded(value: Any) -> Row | BadRow:
     try:
-        return parse_row(value)
+        return parse_row(_without_nulls(value))
     except BadRow as error:
         return error
+
+
+def _without_nulls(value: Any) -> Any:
+    """A column of objects has the keys of all its rows; those that a row lacks come as null."""
+    if isinstance(value, dict):
+        return {name: _without_nulls(part) for name, part in value.items() if part is not None}
+    return [_without_nulls(part) for part in value] if isinstance(value, list) else value
 
 
 def _kind_of(path: Path) -> str:

@@ -90,9 +90,9 @@ class HuggingFaceTokenizer:
 
         Raises:
             BadRow: the template refuses it, by its own word or by stumbling over it.
-            BadInput: there is no template.
+            BadInput: there is no template, or none that is the default.
         """
-        self._need_template()
+        self._template(conversation)
         tools: Any = conversation.tools
         try:
             text = self.inner.apply_chat_template(
@@ -111,10 +111,9 @@ class HuggingFaceTokenizer:
 
         Raises:
             BadRow: the template refuses it.
-            BadInput: there is no template.
+            BadInput: there is no template, or none that is the default.
         """
-        self._need_template()
-        template = self.inner.get_chat_template(tools=conversation.tools)
+        template = self._template(conversation)
         if not _GENERATION.search(template):
             return None
         special: dict[str, Any] = self.inner.special_tokens_map
@@ -132,9 +131,17 @@ class HuggingFaceTokenizer:
             raise _refused(error) from error
         return rendered[0][0], rendered[1][0]
 
-    def _need_template(self) -> None:
+    def _template(self, conversation: Conversation) -> str:
+        """The chat template: where there are several, the default one, or the one for tools."""
         if self.inner.chat_template is None:
             raise BadInput(f"{self.directory}: the tokenizer has no chat template (chat_template.jinja)")
+        tools: Any = conversation.tools
+        try:
+            template = self.inner.get_chat_template(tools=tools)
+        except ValueError as error:
+            raise BadInput(f"{self.directory}: no chat template is the default one: {error}") from error
+        assert isinstance(template, str)
+        return template
 
     @property
     def writes_date(self) -> bool:

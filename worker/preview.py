@@ -8,26 +8,27 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
-
-from safetensors import SafetensorError, safe_open
 
 from eagle3_core.contract.prepared_files import MANIFEST, load_manifest
 from eagle3_core.contract.store_files import INDEX
 from eagle3_core.contract.verifier_files import read_verifier_files, tokenizer_fingerprint
-from eagle3_core.data.prepared import ROWS
+from eagle3_core.data.prepared import load_prepared
 from eagle3_core.data.spans import SpanFinder
 from eagle3_core.data.store import HiddenStateStore
 from eagle3_core.data.tokens import runs
 from eagle3_core.errors import BadData, BadInput, BadRow, Eagle3Error
 from worker.conversation_files import ConversationFile
 from worker.hugging_face import HuggingFaceTokenizer
-from worker.stages.prepare import masked_batches
+from worker.stages.prepare import masked_batches, within_vocabulary
 
 DRY_ROWS = 3
 DRY_CHARACTERS = 2_000
 """Of each row's text, in a dry run."""
+
+MOST_TOKENS = 1 << 31
+"""No vocabulary has more; tokenizers count in 32 bits."""
 
 
 @dataclass(frozen=True)
@@ -42,15 +43,21 @@ class PreviewRow:
 
 
 def preview(
-    path: Path, verifier: Path | None, first: int | None, count: int, allow_remote_code: bool = False
+    path: Path,
+    verifier: Path | None,
+    first: int | None,
+    count: int,
+    max_seq_len: int | None = None,
+    allow_remote_code: bool = False,
 ) -> Iterator[PreviewRow]:
     """Rows of a file of conversations, a prepared directory or a hidden-state store.
 
     Args:
         path: any of the three.
         verifier: whose tokenizer is used; default: the one the directory was made with. A file needs it.
-        first: line of a file, from 1; row of a directory, from 0; default: the first.
+        first: line of a file, from 1; row of the prepared data, from 0; default: the first.
         count: how many rows.
+        max_seq_len: tokens that rows of a file are cut to.
         allow_remote_code: run the tokenizer's own Python.
 
     Raises:
@@ -65,10 +72,12 @@ def preview(
         made_with, fingerprint, rows = meta.verifier, meta.tokenizer_fingerprint, _stored_rows
     elif path.is_dir():
         raise BadInput(f"{path} holds neither {MANIFEST} nor {INDEX}: it is no finished output of prepare or extract")
+    elif not path.exists():
+        raise BadInput(f"{path} is missing")
     elif verifier is None:
         raise BadInput(f"{path} is a file of conversations: --verifier says whose chat template renders them")
     else:
-        yield from preview_conversations(path, verifier, first or 1, count, allow_remote_code=allow_remote_code)
+        yield from preview_conversations(path, verifier, first or 1, count, max_seq_len, allow_remote_code)
         return
     tokenizer = _tokenizer_of(path, verifier or Path(made_with), fingerprint, allow_remote_code)
     for number, ids, mask in rows(path, first or 0, count):
@@ -94,8 +103,9 @@ def preview_conversations(
     wanted = islice((row for row in ConversationFile(path).rows() if row[0] >= first), count)
     found = False
     for batch in masked_batches(wanted, SpanFinder(tokenizer), tokenizer):
-        for line, row in batch:
+        for line, masked in batch:
             found = True
+            row = masked if isinstance(masked, BadRow) else within_vocabulary(masked, files.vocab_size)
             if isinstance(row, BadRow):
                 yield PreviewRow(line, left_out=f"{row.reason}: {row}")
                 continue
@@ -116,21 +126,19 @@ def _tokenizer_of(path: Path, verifier: Path, fingerprint: str, allow_remote_cod
 
 
 def _prepared_rows(path: Path, first: int, count: int) -> Iterator[tuple[int, list[int], list[bool]]]:
-    try:
-        with safe_open(path / ROWS, "pt") as file:
-            offsets = file.get_slice("offsets")[first : first + count + 1].tolist()
-            ids, mask = file.get_slice("input_ids"), file.get_slice("loss_mask")
-            _need_rows(path, first, len(offsets) - 1)
-            for number, (start, end) in enumerate(pairwise(offsets), first):
-                yield number, ids[start:end].tolist(), mask[start:end].tolist()
-    except (SafetensorError, FileNotFoundError) as error:
-        raise BadData(f"{path / ROWS} is damaged ({error}); prepare again") from error
+    _, rows = load_prepared(path)
+    _need_rows(path, first, len(rows) - first)
+    for number, row in enumerate(rows[first : first + count], first):
+        yield number, row.token_ids_T.tolist(), row.loss_mask_T.tolist()
 
 
 def _stored_rows(path: Path, first: int, count: int) -> Iterator[tuple[int, list[int], list[bool]]]:
+    """By their numbers in the prepared data, which findings name too; a store holds the longest first."""
     store = HiddenStateStore(path)
-    _need_rows(path, first, len(store) - first)
-    for number, (ids, mask) in enumerate(islice(store.masks(), first, first + count), first):
+    places = sorted((entry.row, place) for place, entry in enumerate(store.entries) if entry.row >= first)
+    _need_rows(path, first, len(places))
+    for number, place in places[:count]:
+        ids, mask = store.tokens(place)
         yield number, ids.tolist(), mask.tolist()
 
 
@@ -140,6 +148,8 @@ def _need_rows(path: Path, first: int, found: int) -> None:
 
 
 def _shown(number: int, ids: list[int], mask: list[bool] | bytes, tokenizer: HuggingFaceTokenizer) -> PreviewRow:
+    if strange := [token for token in ids if not 0 <= token < MOST_TOKENS]:
+        return PreviewRow(number, len(ids), sum(mask), left_out=f"damaged: {strange[0]} is no token id")
     found = runs(ids, mask)
     texts = tokenizer.decode_batch([tokens for tokens, _ in found])
     parts = [(text, trained) for text, (_, trained) in zip(texts, found, strict=True)]

@@ -47,7 +47,8 @@ def refuse_code(directory: Path, configs: tuple[str, ...], allowed: bool) -> Non
         return
     raise BadInput(
         f"{directory}: cannot be loaded without running the code it brings ({', '.join(files)}). Read that code; to "
-        "have it run, submit again with allow_remote_code: true; the daemon must have EYAS_ALLOW_REMOTE_CODE=1 as well"
+        "have it run, submit again with allow_remote_code: true; the daemon must have EYAS_ALLOW_REMOTE_CODE=1 as well "
+        "(`eyas data preview` takes --allow-remote-code)"
     )
 
 

@@ -2,9 +2,9 @@
 
 import json
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from eagle3_core.errors import BadData
 
@@ -53,13 +53,19 @@ class RowEntry(_Frozen):
 
 
 class ShardEntry(_Frozen):
-    """One shard file. Version 1 noted a sha256."""
+    """One shard file, with one of the digests. Version 1 noted a sha256."""
 
     file: str
     bytes: int
     blake3: str | None = None
     sha256: str | None = None
     rows: tuple[RowEntry, ...]
+
+    @model_validator(mode="after")
+    def _has_a_digest(self) -> Self:
+        if self.blake3 is None and self.sha256 is None:
+            raise ValueError(f"{self.file} has neither a blake3 nor a sha256")
+        return self
 
 
 class StoreIndex(_Frozen):

@@ -43,6 +43,12 @@ _CALLS = ("function_call", "tool_call")
 REASONING = ("reasoning_content", "reasoning", "thinking")
 """Fields of an assistant message that hold what it thought, by the names templates know."""
 
+FORMS = ("messages", "conversations", "input_ids")
+"""Keys that make a row, one of them each."""
+
+KEYS = (*FORMS, "loss_mask", "system", "tools")
+"""All keys of a row that are read."""
+
 _SHAPE = (
     'expected {"messages": [{"role", "content"}, ...]}, {"conversations": [{"from", "value"}, ...]} or '
     '{"input_ids", "loss_mask"}'
@@ -125,7 +131,7 @@ def parse_row(value: object) -> Row:
         kind = "an array" if isinstance(value, list) else f"{value!r:.40}"
         raise BadRow("not_a_row", f"{kind} where an object is meant; {_SHAPE}", damaged=True)
     row = {name: part for name, part in value.items() if part is not None}
-    forms = [name for name in ("messages", "conversations", "input_ids") if name in row]
+    forms = [name for name in FORMS if name in row]
     if len(forms) > 1:
         forms = (
             [name for name in forms if len(row[name])] if all(isinstance(row[name], list) for name in forms) else forms

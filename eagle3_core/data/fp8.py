@@ -13,6 +13,9 @@ FP8 = torch.float8_e4m3fn
 _LARGEST = 448.0
 """The largest number of e4m3. Source: OCP 8-bit Floating Point Specification, revision 1.0."""
 
+MAX_SCALE = 2.0**120
+"""The scale of the largest number there is in bfloat16."""
+
 
 def quantise(states_NLH: Tensor) -> tuple[Tensor, Tensor]:
     """Codes float8_e4m3fn [n, L, H] and scales float32 [n, L], powers of two; each state fills its range to a half.

@@ -246,7 +246,7 @@ class SpanFinder:
     def _tracked(self, conversation: Conversation, text: str, blocks: list[Span]) -> list[Span]:
         """By the blocks of the template, each with the token that ends its turn."""
         blocks = [block for block in blocks if block[0] < block[1]]
-        limits = [*(start for start, _ in blocks[1:]), len(text)]
+        limits = [*(start for start, _ in blocks), len(text)][1:]
         spans = [
             (start, self._end(text, end, limit, False, 0)) for (start, end), limit in zip(blocks, limits, strict=True)
         ]
@@ -255,7 +255,7 @@ class SpanFinder:
             if message["role"] != "assistant" or not number:
                 continue
             answer = _THINK_TAG.split(message["content"])[-1].strip()
-            for said in (answer, *(call["function"]["name"] for call in message.get("tool_calls", ()))):
+            for said in filter(None, (answer, *(call["function"]["name"] for call in message.get("tool_calls", ())))):
                 found = (text.find(said, max(place, start), end) for start, end in spans)
                 at = next((at for at in found if at >= 0), None)
                 if at is None:

@@ -163,12 +163,16 @@ class HiddenStateStore:
         check_states(states, length, self.meta, where)
         return StoredRow(where, ids, mask, states[:, :-1], states[:, -1])
 
+    def tokens(self, number: int, max_seq_len: int | None = None) -> tuple[Tensor, Tensor]:
+        """(token_ids int64 [T], loss_mask bool [T]) of one row, without reading any state."""
+        shard, row = self._rows[number]
+        span = (row.start, row.start + min(row.length, max_seq_len or row.length))
+        file = self._files[shard]
+        return _span(file, "token_ids", *span), _span(file, "loss_mask", *span)
+
     def masks(self, max_seq_len: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
-        """(token_ids int64 [T], loss_mask bool [T]) of every row, without reading any state."""
-        for shard, row in self._rows:
-            span = (row.start, row.start + min(row.length, max_seq_len or row.length))
-            file = self._files[shard]
-            yield _span(file, "token_ids", *span), _span(file, "loss_mask", *span)
+        """`tokens` of every row."""
+        return (self.tokens(number, max_seq_len) for number in range(len(self)))
 
 
 def _span(file: TensorFile, name: str, start: int, end: int) -> Tensor:

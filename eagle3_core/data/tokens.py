@@ -122,6 +122,8 @@ def _rendered(finder: SpanFinder, conversation: Conversation) -> Rendered | BadR
         return BadRow(
             "not_unicode", f"holds half a surrogate pair, {error.object[error.start]!r}, which is no character"
         )
+    except RecursionError:
+        return BadRow("too_deep", "values within values, hundreds of levels deep, in a tool call or in `tools`")
     if not rendered.spans:
         return BadRow("nothing_to_train", "no assistant message answers anything")
     return rendered

@@ -51,7 +51,7 @@ def check_data(
         prepared: what the rows should hold: output of a prepare job, or a JSON or JSONL file of rows with `input_ids`
             and `loss_mask`.
         verifier: directory of the verifier the states should be of.
-        slots: states a token that hs_<i>.safetensors should hold, the last one included; default: what most hold.
+        slots: states a token, the last one included; default: of hs_<i>.safetensors what most hold.
         max_mb_per_s: read no faster than that.
     """
     report = Report(path)
@@ -67,7 +67,7 @@ def check_data(
     stream = Stream(None if max_mb_per_s is None else max_mb_per_s * 1e6)
     try:
         if (path / INDEX).exists():
-            _check_store(report, path, level, expected, files, stream)
+            _check_store(report, path, level, expected, files, slots, stream)
         elif (folder := next((d for d in (path, path / "hidden_states") if any(d.glob(FILES))), None)) is not None:
             check_foreign(report, folder, level, expected, files, slots)
         else:
@@ -95,6 +95,7 @@ def _check_store(
     level: StoreLevel,
     expected: ExpectedRows | None,
     verifier: VerifierFiles | None,
+    slots: int | None,
     stream: Stream,
 ) -> None:
     try:
@@ -104,6 +105,12 @@ def _check_store(
         report.add("bad_index", str(error), file=path / INDEX)
         return
     _check_layers(report, path / INDEX, index.meta)
+    for name in ("layer_id_convention", "last_state"):
+        if name not in index.meta.model_fields_set:
+            what = f"{INDEX} does not say the {name}: {dict(index.meta)[name]!r} is taken for it"
+            report.add("meaning_unsaid", what, file=path / INDEX)
+    if slots not in (None, held := len(index.meta.layer_ids) + 1):
+        report.add("slots_differ", f"{held} states a token, expected {slots}", file=path / INDEX)
     _check_rows(report, path / INDEX, index, expected)
     if expected is not None and expected.tokenizer_fingerprint not in (None, index.meta.tokenizer_fingerprint):
         what = f"the states were made with another tokenizer than that of {expected.source}"

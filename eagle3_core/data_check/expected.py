@@ -85,8 +85,10 @@ def _entries(path: Path) -> list[Any]:
             entries = json.loads(text)
             assert isinstance(entries, list), "the text begins with a bracket"
             return entries
-        return [json.loads(line) for line in text.splitlines() if line.strip()]
-    except (OSError, ValueError) as error:
+        return [json.loads(line) for line in text.split("\n") if line.strip()]
+    except OSError as error:
+        raise BadData(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
         raise BadData(f"{path} holds no rows: {error}") from error
 
 
@@ -95,6 +97,7 @@ def _row(entry: object, where: str) -> tuple[Tensor, Tensor]:
     mask = entry.get("loss_mask") if isinstance(entry, dict) else None
     if not isinstance(ids, list) or not isinstance(mask, list) or len(ids) != len(mask):
         raise BadData(f"{where}: expected input_ids and a loss_mask of the same length")
-    if not all(type(token) is int for token in ids) or not all(flag in (0, 1) for flag in mask):
-        raise BadData(f"{where}: input_ids should be whole numbers, loss_mask 0 or 1")
+    are_ids = all(type(token) is int and 0 <= token < 1 << 63 for token in ids)
+    if not are_ids or not all(flag in (0, 1) for flag in mask):
+        raise BadData(f"{where}: input_ids should be token ids, loss_mask 0 or 1")
     return torch.tensor(ids, dtype=torch.int64), torch.tensor(mask, dtype=torch.bool)

@@ -5,7 +5,7 @@
     hs_<i>.safetensors.lock          held (flock) while the file is written; a dead writer leaves it behind
 
 Source: vLLM's ExampleHiddenStatesConnector and speculators 0.5 to 0.9. The files do not say of which layers, before or
-behind the final norm, or of which verifier their states are: that is not judged.
+behind the final norm, or of which verifier their states are: that is said, and judged only beside a verifier.
 
 T tokens, S slots, H hidden.
 """
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from blake3 import blake3
 
 from eagle3_core.checkpoint.findings import Report
 from eagle3_core.checkpoint.judge_files import add_unreadable
@@ -27,7 +28,7 @@ from eagle3_core.contract.verifier_files import VerifierFiles
 from eagle3_core.contract.weight_files import TensorLocation
 from eagle3_core.data_check.expected import ExpectedRows
 from eagle3_core.data_check.findings import RowFindings, missing_rows
-from eagle3_core.data_check.shards import add_state_faults
+from eagle3_core.data_check.shards import Repeats, add_ids_out_of_range, add_state_faults
 from eagle3_core.data_check.states import Slot, StateScan
 from eagle3_core.data_check.targets import TargetCheck, looked_at, tokens_around
 from eagle3_core.errors import UnreadableFile
@@ -74,17 +75,25 @@ def check_foreign(
     if missing := missing_rows(present, count):
         report.add("rows_missing", f"{missing} have no sound file")
     shapes = [row.file.tensors["hidden_states"].shape for row in rows]
-    usual = Counter(shape[1:] for shape in shapes if len(shape) == 3).most_common(1)
-    wanted_slots = slots or (usual[0][0][0] if usual else None)
-    wanted_width = verifier.hidden_size if verifier is not None else usual[0][0][1] if usual else None
-    targets = None if verifier is None or level == "quick" else TargetCheck(findings, verifier, None)
-    for row in rows:
-        sound = _check_shapes(findings, row, wanted_slots, wanted_width)
-        if level == "full" and sound:
-            _check_values(findings, row, expected, targets)
-    if targets is not None:
-        targets.finish()
+    wanted_slots = slots or _most_common([shape[1] for shape in shapes if len(shape) == 3])
+    width = verifier.hidden_size if verifier is not None else None
+    wanted_width = width or _most_common([shape[2] for shape in shapes if len(shape) == 3])
+    sound = [row for row in rows if _check_shapes(findings, row, wanted_slots, wanted_width)]
+    if level == "full":
+        reader = _FileReader(findings, expected, verifier)
+        for row in sound:
+            reader.read(row)
+        reader.finish()
+    if rows:
+        what = "these files do not say which layers their states are of, nor whether the last is behind the final norm"
+        report.add("meaning_unsaid", what)
     findings.finish()
+
+
+def _most_common(sizes: list[int]) -> int | None:
+    """What most files hold; None where as many hold something else."""
+    counts = Counter(sizes).most_common(2)
+    return counts[0][0] if counts and (len(counts) == 1 or counts[0][1] > counts[1][1]) else None
 
 
 def _open_files(report: Report, findings: RowFindings, directory: Path) -> list[_Row]:
@@ -141,7 +150,10 @@ def _check_shapes(findings: RowFindings, row: _Row, slots: int | None, width: in
     file, tensors = row.file.path, row.file.tensors
     states = tensors["hidden_states"]
     if states.dtype not in _FLOATS or len(states.shape) != 3 or states.shape[1:] != (slots, width):
-        what = f"hidden_states is {states.dtype} {list(states.shape)}, expected [tokens, {slots}, {width}]"
+        wanted = f"[tokens, {slots or 'slots'}, {width or 'width'}]"
+        what = f"hidden_states is {states.dtype} {list(states.shape)}, expected {wanted}"
+        if slots is None or width is None:
+            what += ", and files do not agree: --slots says how many states a token are right, --verifier how wide"
         if len(states.shape) == 2 and width and states.shape[1] % width == 0:
             what += f": {states.shape[1] // width} states a token lie in one"
         findings.add("slots_differ", what, file=file, tensor="hidden_states")
@@ -158,24 +170,44 @@ def _check_shapes(findings: RowFindings, row: _Row, slots: int | None, width: in
     return True
 
 
-def _check_values(findings: RowFindings, row: _Row, expected: ExpectedRows | None, targets: TargetCheck | None) -> None:
-    file, states = row.file.path, row.file.tensors["hidden_states"]
-    dtype = TORCH_DTYPES[states.dtype]
-    try:
-        ids = load_tensor(TensorLocation("token_ids", file, row.file.tensors["token_ids"]))
-        if expected is not None:
-            expected.compare(findings, file, row.number, ids, None)
-        scan = StateScan(states.shape[1], dtype)
-        tokens, last = looked_at(len(ids)), []
-        for piece in tensor_chunks(TensorLocation("hidden_states", file, states)):
-            part = piece.view(-1, *states.shape[1:])
-            seen = scan.faults.tokens
-            last += [part[token - seen, -1].float() for token in tokens if 0 <= token - seen < len(part)]
-            scan.update(part)
-    except UnreadableFile as error:
-        add_unreadable(findings.report, error)
-        return
-    if targets is not None and last and dtype.itemsize > 1:
-        targets.add(file, row.number, torch.stack(last), tokens_around(ids))
-    slots = [Slot(f"slot {number}", number + 1) for number in range(states.shape[1])]
-    add_state_faults(findings, file, row.number, scan.faults, slots, ids)
+class _FileReader:
+    """Reads files one after the other, each to its end."""
+
+    def __init__(self, findings: RowFindings, expected: ExpectedRows | None, verifier: VerifierFiles | None) -> None:
+        self._findings, self._expected, self._verifier = findings, expected, verifier
+        self._targets = None if verifier is None else TargetCheck(findings, verifier, None)
+        self._repeats = Repeats(findings)
+
+    def read(self, row: _Row) -> None:
+        """One file, whose tensors have the right shapes."""
+        file, states, digest = row.file.path, row.file.tensors["hidden_states"], blake3()
+        dtype = TORCH_DTYPES[states.dtype]
+        try:
+            ids = load_tensor(TensorLocation("token_ids", file, row.file.tensors["token_ids"]))
+            if self._expected is not None:
+                self._expected.compare(self._findings, file, row.number, ids, None)
+            scan = StateScan(states.shape[1], dtype)
+            tokens, last = looked_at(len(ids)), []
+            for piece in tensor_chunks(TensorLocation("hidden_states", file, states)):
+                part = piece.view(-1, *states.shape[1:])
+                seen = scan.faults.tokens
+                last += [part[token - seen, -1].float() for token in tokens if 0 <= token - seen < len(part)]
+                scan.update(part)
+                digest.update(piece.contiguous().view(torch.uint8).numpy().data)
+        except UnreadableFile as error:
+            add_unreadable(self._findings.report, error)
+            return
+        if self._verifier is not None:
+            add_ids_out_of_range(self._findings, file, row.number, ids, self._verifier.vocab_size)
+        if self._targets is not None and last and dtype.itemsize > 1:
+            self._targets.add(file, row.number, torch.stack(last), tokens_around(ids))
+        slots = [Slot(f"slot {number}", number + 1) for number in range(states.shape[1])]
+        add_state_faults(self._findings, file, row.number, scan.faults, slots, ids)
+        if min(scan.faults.zero) < scan.faults.tokens:  # zeros are no other row's
+            self._repeats.add(file, row.number, digest.hexdigest(), ids)
+
+    def finish(self) -> None:
+        """What the files say together."""
+        self._repeats.finish()
+        if self._targets is not None:
+            self._targets.finish()

@@ -20,7 +20,7 @@ from eagle3_core.checkpoint.stream import Stream
 from eagle3_core.contract.headers import TensorFile
 from eagle3_core.contract.store_files import RowEntry, ShardEntry, StoreMeta
 from eagle3_core.contract.verifier_files import VerifierFiles
-from eagle3_core.data.store import DTYPES
+from eagle3_core.data.fp8 import MAX_SCALE
 from eagle3_core.data_check.expected import ExpectedRows
 from eagle3_core.data_check.findings import RowFindings
 from eagle3_core.data_check.states import RowFaults, Slot, StateScan
@@ -48,13 +48,11 @@ class ShardReader:
         stream: Stream,
     ) -> None:
         self._findings, self._meta, self._expected, self._stream = RowFindings(report), meta, expected, stream
-        # Of states in one byte the scale lies elsewhere.
-        compared = verifier is not None and DTYPES[meta.dtype].itemsize > 1
-        self._targets = TargetCheck(self._findings, verifier, meta.last_state) if verifier and compared else None
+        is_fp8 = meta.dtype == "float8_e4m3"
+        self._targets = TargetCheck(self._findings, verifier, meta.last_state, is_fp8) if verifier else None
         self._slots = slots_of(meta)
-        self._row_of_states: dict[str, tuple[int, bytes]] = {}
-        self._row_of_ids: dict[bytes, int] = {}
-        self._rows = self._without_answer = self._all_answer = self._same_ids = 0
+        self._repeats = Repeats(self._findings)
+        self._rows = self._without_answer = self._all_answer = 0
         self._first_without: int | None = None
 
     def read(self, shard: ShardEntry, file: TensorFile) -> None:
@@ -66,6 +64,12 @@ class ShardReader:
         if look.complete:
             for row in look.rows:
                 self._judge_row(file.path, row, *look.tokens_of(row.entry))
+                if odd := look.odd_scales_of(row.entry):
+                    what = f"row {row.entry.row}: {odd} scales are not what eight-bit states are made with"
+                    self._findings.add("bad_scale", what, file=file.path, tensor="scales")
+                if self._targets is not None:
+                    ids, _ = look.tokens_of(row.entry)
+                    self._targets.add(file.path, row.entry.row, look.last_states_of(row), tokens_around(ids))
         for name, scan in look.others.items():
             if scan.counts.nan or scan.counts.inf:
                 what = f"{name} holds {scan.counts.nan} NaN and {scan.counts.inf} Inf"
@@ -73,9 +77,7 @@ class ShardReader:
 
     def finish(self) -> None:
         """What the rows say together."""
-        if self._same_ids:
-            what = f"{self._same_ids} of {self._rows} rows hold the same token ids as an earlier one"
-            self._findings.add("rows_alike", what)
+        self._repeats.finish()
         if self._rows and self._without_answer == self._rows:
             self._findings.add("nothing_supervised", f"the mask of all {self._rows} rows is empty")
         elif self._without_answer:
@@ -97,24 +99,26 @@ class ShardReader:
             self._without_answer += 1
             self._first_without = entry.row if self._first_without is None else self._first_without
         self._all_answer += bool(mask.all())
-        outside = ((ids < 0) | (ids >= self._meta.vocab_size)).nonzero()[:, 0].tolist()
-        if outside:
-            what = (
-                f"row {entry.row}: {len(outside)} token ids lie outside the vocabulary of {self._meta.vocab_size}, the "
-                f"first is {int(ids[outside[0]])} at position {outside[0]}"
-            )
-            self._findings.add("ids_out_of_range", what, file=path, tensor="token_ids")
+        add_ids_out_of_range(self._findings, path, entry.row, ids, self._meta.vocab_size)
         if self._expected is not None:
             self._expected.compare(self._findings, path, entry.row, ids, mask.bool())
         add_state_faults(self._findings, path, entry.row, row.scan.faults, self._slots, ids)
         if min(row.scan.faults.zero) < entry.length:  # zeros are no other row's
-            self._judge_repeat(path, entry.row, row.digest.hexdigest(), ids)
-        if self._targets is not None:
-            last = torch.stack(row.last) if row.last else torch.empty(0)
-            self._targets.add(path, entry.row, last, tokens_around(ids))
+            self._repeats.add(path, entry.row, row.digest.hexdigest(), ids)
 
-    def _judge_repeat(self, path: Path, row: int, states: str, ids: Tensor) -> None:
-        """States that an earlier row has, under other token ids."""
+
+class Repeats:
+    """Rows that hold what an earlier one holds: of each two digests are remembered."""
+
+    def __init__(self, findings: RowFindings) -> None:
+        self._findings = findings
+        self._row_of_states: dict[str, tuple[int, bytes]] = {}
+        self._row_of_ids: dict[bytes, int] = {}
+        self._rows = self._same_ids = 0
+
+    def add(self, path: Path, row: int, states: str, ids: Tensor) -> None:
+        """Note a row by the digest of its states and its token ids, int64 [T]."""
+        self._rows += 1
         tokens = blake3(ids.numpy().tobytes()).digest(16)
         if self._row_of_ids.setdefault(tokens, row) != row:
             self._same_ids += 1
@@ -122,6 +126,12 @@ class ShardReader:
         if its_tokens != tokens:
             what = f"row {row} holds the states of row {earlier}, and other token ids"
             self._findings.add("states_of_other_row", what, file=path, tensor="hidden_states")
+
+    def finish(self) -> None:
+        """Say how many rows hold the same tokens."""
+        if self._same_ids:
+            what = f"{self._same_ids} of {self._rows} rows hold the same token ids as an earlier one"
+            self._findings.add("rows_alike", what)
 
 
 @dataclass
@@ -141,7 +151,7 @@ class _Look:
         self._file = file
         states = file.tensors["hidden_states"]
         self._dtype, self._shape = TORCH_DTYPES[states.dtype], states.shape
-        self._raw = {"token_ids": bytearray(), "loss_mask": bytearray()}
+        self._raw = {name: bytearray() for name in ("token_ids", "loss_mask", "scales") if name in file.tensors}
         self._token = self._done = 0
         in_order = sorted(shard.rows, key=lambda entry: entry.start)
         self.rows = [_RowLook(entry, StateScan(slots, self._dtype)) for entry in in_order]
@@ -155,11 +165,11 @@ class _Look:
             if name == "hidden_states":
                 part.row_bytes = (info.end - info.start) // info.shape[0]
                 part.looks.append(self._look_at_states)
-            elif name in self._raw:
-                part.looks.append(self._raw[name].extend)
             elif is_scanned(info.dtype, info.shape):
                 self.others[name] = Scan(info, rows=False)
                 part.looks.append(self.others[name].update)
+            if name in self._raw:
+                part.looks.append(self._raw[name].extend)
             parts.append(part)
         return parts
 
@@ -175,6 +185,28 @@ class _Look:
         ids = torch.frombuffer(self._raw["token_ids"], dtype=torch.int64)
         mask = torch.frombuffer(self._raw["loss_mask"], dtype=torch.uint8)
         return ids[entry.start : entry.start + entry.length], mask[entry.start : entry.start + entry.length]
+
+    def last_states_of(self, row: _RowLook) -> Tensor:
+        """Float32 [P, H]: the last states of the tokens that are looked at, as they were before they were stored."""
+        if not row.last:
+            return torch.empty(0)
+        last = torch.stack(row.last)
+        if "scales" not in self._raw:
+            return last
+        scales = self._scales_of(row.entry)
+        return last * scales[looked_at(row.entry.length), -1:]
+
+    def odd_scales_of(self, entry: RowEntry) -> int:
+        """How many scales of a row are finite, and no powers of two, or too large."""
+        if "scales" not in self._raw:
+            return 0
+        scales = self._scales_of(entry)
+        fits = (torch.frexp(scales).mantissa == 0.5) & (scales <= MAX_SCALE)
+        return int((scales.isfinite() & ~fits).sum())
+
+    def _scales_of(self, entry: RowEntry) -> Tensor:
+        scales = torch.frombuffer(self._raw["scales"], dtype=torch.float32).view(self._shape[0], -1)
+        return scales[entry.start : entry.start + entry.length]
 
     def _look_at_states(self, raw: memoryview) -> None:
         states = torch.frombuffer(raw, dtype=self._dtype).view(-1, *self._shape[1:])
@@ -206,6 +238,17 @@ def slots_of(meta: StoreMeta) -> list[Slot]:
     """The slots of a store."""
     aux = [Slot(f"layer {layer}", layer) for layer in meta.layer_ids]
     return [*aux, Slot(f"the last state ({meta.last_layer_id})", meta.last_layer_id)]
+
+
+def add_ids_out_of_range(findings: RowFindings, file: Path, row: int, ids: Tensor, vocab_size: int) -> None:
+    """A finding where token ids of a row, int64 [T], are none of the verifier's."""
+    outside = ((ids < 0) | (ids >= vocab_size)).nonzero()[:, 0].tolist()
+    if outside:
+        what = (
+            f"row {row}: {len(outside)} token ids lie outside the vocabulary of {vocab_size}, the first is "
+            f"{int(ids[outside[0]])} at position {outside[0]}"
+        )
+        findings.add("ids_out_of_range", what, file=file, tensor="token_ids")
 
 
 def add_state_faults(

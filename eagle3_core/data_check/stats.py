@@ -16,7 +16,10 @@ from eagle3_core.contract.store_files import INDEX
 from eagle3_core.data.prepared import load_prepared
 from eagle3_core.data.store import HiddenStateStore
 from eagle3_core.errors import BadData
-from eagle3_core.model.vocab_map import load_vocab_map
+from eagle3_core.model.vocab_map import FILE_NAME, load_vocab_map
+
+MOST_TOKENS = 1 << 24
+"""No vocabulary comes near; a damaged id must not take memory."""
 
 
 @dataclass(frozen=True)
@@ -58,17 +61,21 @@ def stats_of(path: Path, map_dir: Path | None = None) -> Stats:
 
     Args:
         path: the directory.
-        map_dir: directory of a vocab_map.safetensors.
+        map_dir: directory of a vocab_map.safetensors; default: `path`, where it holds one.
 
     Raises:
         BadData: neither, or damaged.
         BadInput: the map cannot be read.
     """
+    if map_dir is None and (path / FILE_NAME).exists():
+        map_dir = path
     vocab_map = None if map_dir is None else load_vocab_map(map_dir)
     lengths, answers, counter = [], [], _Counter()
     for ids, mask in _rows(path):
         lengths.append(len(ids))
         answers.append(int(mask.sum()))
+        if not 0 <= int(ids.min()) <= int(ids.max()) < MOST_TOKENS:
+            raise BadData(f"{path}: a row holds what is no token id; `eyas data check` says which")
         counter.add(ids[mask])
     counts_V = counter.counts()
     length, supervised = _spread(lengths), _spread(answers)

@@ -17,7 +17,7 @@ from eagle3_core.data.conversations import TokenRow
 from eagle3_core.data.prepared import load_prepared
 from eagle3_core.data.store import DTYPES
 from eagle3_core.data.store_writer import UnfinishedStore
-from eagle3_core.errors import BadInput
+from eagle3_core.errors import BadData, BadInput
 from eagle3_core.training.setup import make_target_head
 from eagle3_core.verifier.tensors import load_verifier_weights
 from worker.context import StageContext, StageResult
@@ -162,9 +162,18 @@ def _finish(
 
 
 def _read_rows(params: ExtractParams, files: VerifierFiles) -> tuple[PreparedManifest, list[TokenRow]]:
-    """The prepared rows, if they are this verifier's and not too long for it."""
+    """The prepared rows, if they are this verifier's, not too long for it, and something of them is trained on."""
     manifest, rows = load_prepared(Path(params.prepared_dir))
     check_prepared(params, files, manifest, max(len(row.token_ids_T) for row in rows))
+    for number, row in enumerate(rows):
+        low, high = int(row.token_ids_T.min()), int(row.token_ids_T.max())
+        if not 0 <= low <= high < files.vocab_size:
+            raise BadData(
+                f"{params.prepared_dir}, row {number}: token ids from {low} to {high}, the verifier has "
+                f"{files.vocab_size} tokens; prepare again"
+            )
+    if not any(bool(row.loss_mask_T.any()) for row in rows):
+        raise BadData(f"{params.prepared_dir}: not a token of its {len(rows)} rows is trained on; prepare again")
     return manifest, rows
 
 
@@ -189,15 +198,23 @@ def check_targets(files: VerifierFiles, last: torch.Tensor, logits: torch.Tensor
         logits: [B, V], what the verifier made of them.
 
     Raises:
-        BadInput: they do not, so a drafter would learn from wrong targets.
+        BadInput: they do not, or are no numbers, so a drafter would learn from wrong targets.
     """
+    if not bool(last.isfinite().all()):
+        return  # where all states are looked at, row and layer are named
+    wrong = (logits.isnan() | (logits == torch.inf)).any(dim=0).nonzero()[:, 0].tolist()
+    if wrong:
+        raise BadInput(
+            f"{files.path}: the verifier's logits are NaN or Inf for {len(wrong)} tokens, the first is token "
+            f"{wrong[0]}, though its last states are finite: {files.head.name} or {files.final_norm.name} is damaged"
+        )
     if any(code == "tied_head_differs" for code, _ in files.warnings):
         return  # which of two heads counts was said already, and transformers takes the other one
     rows = torch.arange(0, files.vocab_size, max(1, files.vocab_size // CHECKED_LOGITS))
     head = make_target_head(load_verifier_weights(files, rows, with_embedding=False), "pre_norm", torch.device("cpu"))
     theirs = logits[:, rows.to(logits.device)].cpu().float()
     off = float((head(last.cpu()) - theirs).norm() / theirs.norm())
-    if off >= TOLERANCE[last.dtype]:
+    if not off < TOLERANCE[last.dtype]:
         raise BadInput(
             f"{files.path}: norm and head ({files.final_norm.name}, {files.head.name}) do not give the logits of the "
             f"verifier itself, they are {off:.0%} off: model_type {files.model_type!r} computes its last layer in a "

@@ -184,7 +184,7 @@ class _Keeper:
     def _checked(self, line: int, row: MaskedRow | BadRow) -> MaskedRow | None:
         """The row as it is written, or None."""
         if isinstance(row, MaskedRow):
-            row = self._within_vocabulary(row)
+            row = within_vocabulary(row, len(self.counts))
         if isinstance(row, BadRow):
             self._leave_out(line, row)
             return None
@@ -195,13 +195,6 @@ class _Keeper:
             return None
         self._note(line, row, cut)
         return cut
-
-    def _within_vocabulary(self, row: MaskedRow) -> MaskedRow | BadRow:
-        highest = max(row.token_ids, default=0)
-        if highest < len(self.counts):
-            return row
-        text = f"token {highest}, the verifier's vocabulary ends at {len(self.counts) - 1}"
-        return BadRow("token_outside_vocabulary", text, damaged=True)
 
     def _leave_out(self, line: int, row: BadRow) -> None:
         if not row.damaged:
@@ -227,6 +220,15 @@ class _Keeper:
             note("all_trained", line, "every token is trained on, also what was asked")
         if any(mask[at : at + 2] == b"\x01\x01" for stop in self.tokenizer.stop_ids for at in _places(ids, stop)):
             note("answer_goes_on_behind_its_end", line, "an answer holds the text of a token that ends it")
+
+
+def within_vocabulary(row: MaskedRow, vocab_size: int) -> MaskedRow | BadRow:
+    """The row, or what is wrong with it where a token of it is none of the verifier's."""
+    highest = max(row.token_ids, default=0)
+    if highest < vocab_size:
+        return row
+    text = f"token {highest}, the verifier's vocabulary ends at {vocab_size - 1}"
+    return BadRow("token_outside_vocabulary", text, damaged=True)
 
 
 def _places(token_ids: list[int], token: int) -> Iterator[int]:

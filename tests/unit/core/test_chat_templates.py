@@ -19,6 +19,7 @@ from eagle3_core.errors import BadInput, BadRow
 from tests import tiny
 from worker.hugging_face import HuggingFaceTokenizer
 
+DEEP_CALL = '{"name": "f", "arguments": ' + '{"a":' * 900 + "1" + "}" * 901
 HEAD, END = "{% for m in messages %}", "{% endfor %}"
 PROMPT = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 PLAIN = "<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n"
@@ -281,11 +282,14 @@ def test_truncation_and_padding_of_the_tokenizers_own_file_do_not_count(tmp_path
         ("no_header", turns("a", "b"), "no_header", "no generation prompt is found before message 2"),
         ("generation_elsewhere", turns("a", "b"), "answer_not_generated", "'b' of message 2 stands in no .* block"),
         ("generation", SUMS, "answer_not_generated", "'add' of message 2 stands in no"),
+        ("generation_without_end", SUMS[:2], "answer_not_generated", "'add' of message 2 stands in no"),
+        ("generation_without_end", turns("a", ""), "nothing_to_train", "answers anything"),
         (None, turns("", "hello")[1:], "nothing_to_train", "answers anything"),
         (None, turns("hi"), "nothing_to_train", "no assistant message"),
         (None, [], "nothing_to_train", "no messages"),
         (None, turns("a", "\ud83d"), "not_unicode", "half a surrogate pair"),
         (None, turns("a", "\U00100000"), "cannot_be_marked", "plane 16"),
+        (None, [*turns("a"), {"from": "function_call", "value": DEEP_CALL}], "too_deep", "hundreds of levels deep"),
     ],
 )
 def test_what_is_refused_says_why(tmp_path: Path, template: str | None, messages: Any, reason: str, words: str) -> None:
@@ -303,6 +307,19 @@ def test_a_tokenizer_without_a_template_is_refused_once_a_conversation_comes(tmp
 
 
 @pytest.mark.usefixtures("code_cache")
+def test_of_several_templates_one_has_to_be_the_default(tmp_path: Path) -> None:
+    texts = {"default": TEMPLATES["trims"], "tool_use": TEMPLATES["qwen3"]}
+    tokenizer_with(tmp_path, chat_template=[{"name": n, "template": t} for n, t in texts.items()])
+    (tmp_path / "chat_template.jinja").unlink()
+    assert said(HuggingFaceTokenizer(tmp_path), turns("a", " b ")) == ["b<|im_end|>"]
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"chat_template": [{"name": "rag", "template": texts["default"]}]})
+    )
+    tokenizer = HuggingFaceTokenizer(tmp_path)
+    with pytest.raises(BadInput, match=r"no chat template is the default one: .*'rag'"):
+        said(tokenizer, turns("a", "b"))
+
+
 def test_a_tokenizer_in_python_has_its_places_found_by_what_its_tokens_spell(tmp_path: Path) -> None:
     """Its tokens hold two bytes, wherever they fall: an answer may begin and end inside a character."""
     tokenizer = HuggingFaceTokenizer(tiny.make_python_tokenizer(tmp_path / "pair"), allow_remote_code=True)

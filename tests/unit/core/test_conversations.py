@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import struct
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,35 @@ def test_every_kind_of_file_gives_the_same_rows(tmp_path: Path) -> None:
         places = [(line, row, file.position) for line, row in file.rows()]
         assert [place[:2] for place in places] == wanted, name
         assert 0 < places[-1][2] <= file.size
+
+
+def test_rows_of_a_parquet_file_keep_the_keys_they_were_written_with(tmp_path: Path) -> None:
+    """Its columns hold the keys of all rows: arguments and schemas of other tools are no nulls of this one."""
+
+    def row(tool: str, argument: str) -> dict[str, Any]:
+        call = {"function": {"name": tool, "arguments": {argument: 1}}}
+        schema = {"name": tool, "parameters": {"properties": {argument: {"type": "integer"}}}}
+        asked = {"role": "assistant", "content": None, "tool_calls": [call]}
+        return {"messages": [GOOD["messages"][0], asked], "tools": [{"type": "function", "function": schema}]}
+
+    rows = [row("add", "a"), row("halve", "whole")]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    assert [kept for _, kept in found(tmp_path / "a.parquet")] == [parse_row(row) for row in rows]
+
+
+def test_a_parquet_row_that_cannot_be_decoded_is_named_and_other_columns_are_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    cut = struct.pack("<4i", 0, 1, 3, 4)
+    texts = pyarrow.StringArray.from_buffers(3, pyarrow.py_buffer(cut), pyarrow.py_buffer(b"ab\xffc"))
+    message = pyarrow.StructArray.from_arrays([pyarrow.array(["user"] * 3), texts], ["role", "content"])
+    messages = pyarrow.ListArray.from_arrays(pyarrow.array([0, 1, 2, 3], pyarrow.int32()), message)
+    odd_times = pyarrow.array([1] * 3, pyarrow.timestamp("ns"))  # which Python's own times cannot hold
+    pyarrow.parquet.write_table(pyarrow.table({"messages": messages, "made": odd_times}), path)
+    assert faults(path) == [(2, "not_utf8")]
+    assert [line for line, row in found(path) if isinstance(row, Conversation)] == [1, 3]
+    pyarrow.parquet.write_table(pyarrow.table({"made": odd_times}), path)
+    with pytest.raises(BadData, match="no column is called messages, conversations, input_ids; there are made"):
+        found(path)
 
 
 @pytest.mark.parametrize("kind", ["gz", "zst", "parquet"])

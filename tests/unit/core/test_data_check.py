@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from client.cli import app
 from eagle3_core.checkpoint.findings import Verdict
 from eagle3_core.contract.verifier_files import read_verifier_files
 from eagle3_core.data.store import HiddenStateStore
+from eagle3_core.data.store_writer import stored_form
 from eagle3_core.data_check.check import check_data
 from eagle3_core.data_check.findings import NAMED
 from eagle3_core.data_check.stats import stats_of
@@ -141,6 +142,8 @@ def test_a_fault_of_a_shard_is_found_by_row_and_slot(
         (lambda i: i["meta"].update(vocab_size=7), "other_verifier", "vocab_size is 7, /"),
         (lambda i: i.update(schema_version=99), "bad_index", "schema_version"),
         (lambda i: i.pop("shards"), "bad_index", "shards"),
+        (lambda i: i["shards"][1].update(blake3=None), "bad_index", "has neither a blake3 nor a sha256"),
+        (lambda i: i["meta"].pop("last_state"), "meaning_unsaid", "does not say the last_state: 'pre_norm' is taken"),
     ],
 )
 def test_a_fault_of_the_index_is_found_without_reading_a_state(
@@ -272,7 +275,9 @@ def make_telling_store(directory: Path, verifier: Path, normed: bool, **meta: st
         def tell(tensors: Tensors, rows: int = len(shard.rows)) -> None:
             ids = tensors["token_ids"].view(rows, 24)
             last = torch.stack([telling_states(verifier, row, normed) for row in ids])
-            tensors["hidden_states"].view(rows, 24, 4, tiny.HIDDEN)[:, :, 3] = last.to(torch.bfloat16)
+            stored = stored_form(last.view(-1, 1, tiny.HIDDEN), HiddenStateStore(store).meta)
+            for name, part in zip(("hidden_states", "scales"), stored, strict=False):
+                tensors[name][:, 3:] = part
 
         tiny.spoil_shard(store, number, tell)
     return store
@@ -308,11 +313,12 @@ def test_states_that_are_out_of_step_with_their_tokens(tmp_path: Path, verifier:
     assert found.endswith(f"they lie a token too {word}")
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3"])
 @pytest.mark.parametrize(("normed", "stated"), [(True, "pre_norm"), (False, "post_norm")])
 def test_a_store_that_says_the_wrong_thing_of_the_final_norm(
-    tmp_path: Path, verifier: Path, normed: bool, stated: str
+    tmp_path: Path, verifier: Path, normed: bool, stated: str, dtype: str
 ) -> None:
-    store = make_telling_store(tmp_path / "store", verifier, normed, last_state=stated)
+    store = make_telling_store(tmp_path / "store", verifier, normed, last_state=stated, dtype=dtype)
     verdict = check_data(store, verifier=verifier)
     found = "behind" if normed else "before"
     assert said(verdict, "norm_mislabelled") == [
@@ -323,14 +329,29 @@ def test_a_store_that_says_the_wrong_thing_of_the_final_norm(
     assert said(check_data(store, verifier=verifier), "norm_mislabelled") == []
 
 
+@pytest.mark.parametrize("scale", [0.0, -1.0, 0.3, 3e38])
+def test_a_scale_that_eight_bits_are_not_made_with(tmp_path: Path, verifier: Path, scale: float) -> None:
+    store = tiny.make_store(tmp_path / "store", verifier, dtype="float8_e4m3")
+    assert check_data(store).findings == []
+    tiny.spoil_shard(store, 0, lambda tensors: tensors["scales"][25].fill_(scale))
+    [found] = said(check_data(store), "bad_scale")
+    assert ": row 1: 4 scales are not what" in found
+
+
 # ---------------------------------------------------------------- other tools' files
 
 
 def write_file(directory: Path, row: int, length: int = 6) -> Path:
     directory.mkdir(exist_ok=True)
-    tensors = {"hidden_states": torch.randn(length, 4, 16), "token_ids": torch.arange(length)}
+    tensors = {"hidden_states": torch.randn(length, 4, 16), "token_ids": torch.arange(length) + row}
     save_file(tensors, directory / f"hs_{row}.safetensors")
     return directory / f"hs_{row}.safetensors"
+
+
+def change_file(file: Path, change: Callable[[Tensors], object]) -> None:
+    tensors = load_file(file)
+    change(tensors)
+    save_file(tensors, file)
 
 
 def test_files_of_unknown_making_are_compared_with_the_verifier(tmp_path: Path, verifier: Path) -> None:
@@ -341,8 +362,42 @@ def test_files_of_unknown_making_are_compared_with_the_verifier(tmp_path: Path, 
         states[:, 3] = telling_states(verifier, ids, normed=True)
         save_file({"hidden_states": states, "token_ids": ids}, tmp_path / "hs" / f"hs_{row}.safetensors")
     verdict = check_data(tmp_path / "hs", verifier=verifier)
-    assert (verdict.verdict, codes(verdict)) == ("valid", {"measured"})
+    assert (verdict.verdict, codes(verdict)) == ("valid", {"measured", "meaning_unsaid"})
     assert "the last states behind the final norm give" in said(verdict, "measured")[0]
+
+    def before_the_norm(tensors: Tensors) -> None:
+        tensors["hidden_states"][:, 3] = telling_states(verifier, tensors["token_ids"], normed=False)
+
+    change_file(tmp_path / "hs" / "hs_1.safetensors", before_the_norm)
+    mixed = check_data(tmp_path / "hs", verifier=verifier)
+    assert "of 2 of 3 rows are from behind the final norm" in said(mixed, "norm_mixed")[0]
+
+
+def test_files_with_the_states_of_another_row_or_tokens_of_another_verifier(tmp_path: Path, verifier: Path) -> None:
+    (tmp_path / "hs").mkdir()
+    states = torch.randn(20, 4, tiny.HIDDEN)
+    for row in range(3):
+        tensors = {"hidden_states": states + row // 2, "token_ids": torch.arange(20) + row}
+        save_file(tensors, tmp_path / "hs" / f"hs_{row}.safetensors")
+    change_file(tmp_path / "hs" / "hs_2.safetensors", lambda tensors: tensors["token_ids"][3:5].fill_(tiny.VOCAB))
+    verdict = check_data(tmp_path / "hs", verifier=verifier)
+    assert verdict.verdict == "invalid"
+    assert said(verdict, "states_of_other_row")[0].endswith("row 1 holds the states of row 0, and other token ids")
+    assert "2 token ids lie outside the vocabulary of 259" in said(verdict, "ids_out_of_range")[0]
+
+
+def test_files_that_disagree_on_the_slots_are_all_named_where_none_is_usual(tmp_path: Path) -> None:
+    for row in range(4):
+        write_file(tmp_path / "hs", row)
+    for row in (0, 1):
+        change_file(tmp_path / "hs" / f"hs_{row}.safetensors", fewer_slots)
+    assert len(said(check_data(tmp_path / "hs"), "slots_differ")) == 4
+    assert "--slots" in said(check_data(tmp_path / "hs"), "slots_differ")[0]
+    assert len(said(check_data(tmp_path / "hs", slots=4), "slots_differ")) == 2
+
+
+def fewer_slots(tensors: Tensors) -> None:
+    tensors["hidden_states"] = tensors["hidden_states"][:, :3].contiguous()
 
 
 def test_a_file_whose_lock_is_held_is_left_alone(tmp_path: Path) -> None:
@@ -352,11 +407,11 @@ def test_a_file_whose_lock_is_held_is_left_alone(tmp_path: Path) -> None:
     descriptor = os.open(lock, os.O_CREAT | os.O_RDWR)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     try:
-        assert codes(check_data(tmp_path / "hs")) == {"being_written", "rows_missing"}
+        assert codes(check_data(tmp_path / "hs")) == {"being_written", "rows_missing", "meaning_unsaid"}
     finally:
         os.close(descriptor)
     verdict = check_data(tmp_path / "hs")
-    assert (verdict.verdict, codes(verdict)) == ("valid", {"orphan_lock"})
+    assert (verdict.verdict, codes(verdict)) == ("valid", {"orphan_lock", "meaning_unsaid"})
 
 
 def test_locks_without_a_file_and_two_files_for_a_row(tmp_path: Path) -> None:
@@ -365,7 +420,10 @@ def test_locks_without_a_file_and_two_files_for_a_row(tmp_path: Path) -> None:
     (tmp_path / "hs" / "hs_2.safetensors.lock").touch()
     (tmp_path / "hs" / "hs_01.safetensors").write_bytes((tmp_path / "hs" / "hs_1.safetensors").read_bytes())
     verdict = check_data(tmp_path / "hs")
-    assert (verdict.verdict, codes(verdict)) == ("invalid", {"row_twice", "orphan_lock"})
+    assert (verdict.verdict, codes(verdict)) == (
+        "invalid",
+        {"row_twice", "orphan_lock", "meaning_unsaid"},
+    )
     assert said(verdict, "orphan_lock")[0].endswith("is nobody's, and hs_2.safetensors is not there")
 
 
@@ -429,17 +487,37 @@ def test_published_hidden_states(tmp_path: Path, case: str, found: list[tuple[st
     made = make_case(case, tmp_path)
     verdict = check_data(made, prepared=made / "rows.json", slots=4)
     assert verdict.verdict == "invalid"
-    for finding, (code, name, words) in zip(verdict.findings, found, strict=True):
+    told = [finding for finding in verdict.findings if finding.code not in ("meaning_unsaid", "rows_alike")]
+    for finding, (code, name, words) in zip(told, found, strict=True):
         assert finding.code == code
         assert name in finding.file
         assert words in finding.message
 
 
-@pytest.mark.parametrize("text", ["{", '[{"input_ids": [1]}]', '[{"input_ids": [1], "loss_mask": [2]}]'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[" * 100_000,
+        '[{"input_ids": [1]}]',
+        '[{"input_ids": [1], "loss_mask": [2]}]',
+        '[{"input_ids": [99999999999999999999], "loss_mask": [1]}]',
+    ],
+)
 def test_rows_that_cannot_be_read_are_a_finding(tmp_path: Path, store: Path, text: str) -> None:
     (tmp_path / "rows.json").write_text(text)
     verdict = check_data(store, prepared=tmp_path / "rows.json")
-    assert codes(verdict) == {"rows_unreadable"}
+    assert (verdict.verdict, codes(verdict)) == ("suspect", {"rows_unreadable"})
+
+
+def test_a_line_of_rows_ends_at_its_line_end_alone(tmp_path: Path, store: Path) -> None:
+    """Texts beside the ids may hold U+2028 and its like, which other readers take for line ends."""
+    rows = [
+        {"input_ids": ids.tolist(), "loss_mask": mask.int().tolist(), "text": "one\u2028two\x85"}
+        for ids, mask in HiddenStateStore(store).masks()
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    assert check_data(store, prepared=tmp_path / "rows.jsonl").findings == []
 
 
 # ---------------------------------------------------------------- the commands
@@ -463,6 +541,7 @@ def test_the_commands(tmp_path: Path, store: Path, verifier: Path, monkeypatch: 
     code, text = run("check", store, "--format", "sarif")
     assert {result["ruleId"] for result in json.loads(text)["runs"][0]["results"]} >= {"states_all_zero"}
     assert run("check", tmp_path / "absent")[0] == 3
+    assert "slots_differ" in run("check", store, "--slots", "3")[1]
     assert run("check", store, "--level", "quick", "--max-mb-per-s", "5")[0] == 4
 
     vocab_map = tiny.make_vocab_map(tmp_path / "map", store)
@@ -470,6 +549,10 @@ def test_the_commands(tmp_path: Path, store: Path, verifier: Path, monkeypatch: 
     stats = json.loads(text)
     assert (code, stats["rows"], stats["length"]["p95"], stats["supervised_share"]) == (0, 8, 24, 0.5)
     assert "64 tokens cover" in run("stats", store, "--map", vocab_map)[1]
+    for token in (-7, 1 << 40):
+        tiny.spoil_shard(store, 1, lambda tensors, token=token: tensors["token_ids"].fill_(token))
+        code, text = run("stats", store)
+        assert (code, "holds what is no token id" in " ".join(text.split())) == (1, True)
     assert run("stats", tmp_path)[0] == 1
 
 

@@ -258,6 +258,11 @@ def test_targets_made_in_another_way_are_noticed(tmp_path: Path) -> None:
             check_targets(dataclasses.replace(files, **changes), states[LAYERS][:, -1], logits[:, -1])
     with pytest.raises(BadInput, match="wrong targets"):
         check_targets(files, states[3][:, -1], logits[:, -1])
+    logits[1, -1, 7] = torch.nan
+    with pytest.raises(
+        BadInput, match=r"NaN or Inf for 1 tokens, the first is token 7, .*model.embed_tokens.weight or"
+    ):
+        check_targets(files, states[LAYERS][:, -1], logits[:, -1])
 
 
 class UnknownConfig(transformers.LlamaConfig):

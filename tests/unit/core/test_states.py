@@ -7,6 +7,7 @@ from typing import Any
 import accelerate
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from eagle3_core.data.conversations import TokenRow
@@ -147,6 +148,25 @@ def test_states_that_are_not_what_was_asked_for_end_the_job(
     with pytest.raises(error, match=said):
         bench.run("extract", verifier=bench.verifier, prepared_dir=prepared, aux_layer_ids=(2, 4, 5), device="cpu")
     assert not list(bench.out.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("input_ids", tiny.VOCAB, r"out, row 0: token ids from \d+ to 259, the verifier has 259 tokens"),
+        ("input_ids", -1, r"out, row 0: token ids from -1 to \d+, the verifier has 259 tokens"),
+        ("loss_mask", 0, r"out: not a token of its 8 rows is trained on"),
+    ],
+)
+def test_rows_that_no_verifier_can_run_or_nobody_learn_from_are_refused(
+    bench: Bench, name: str, value: int, said: str
+) -> None:
+    prepared = prepare(bench)
+    tensors = load_file(prepared / "rows.safetensors")
+    tensors[name][slice(5, 6) if name == "input_ids" else slice(None)] = value
+    save_file(tensors, prepared / "rows.safetensors", metadata={"format": "pt"})
+    with pytest.raises(BadData, match=said):
+        bench.run("extract", verifier=bench.verifier, prepared_dir=prepared)
 
 
 class OneLayerOn(StateReader):

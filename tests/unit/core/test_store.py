@@ -254,7 +254,7 @@ def test_case_d06_half_a_shard_is_no_shard(tmp_path: Path, name: str) -> None:
     if not shard.exists():
         shutil.copy(case / "hs_0.safetensors", shard)
     rows = (RowEntry(row=0, start=0, length=64, prompt="p"),)
-    entry = ShardEntry(file=name, bytes=shard.stat().st_size, rows=rows)
+    entry = ShardEntry(file=name, bytes=shard.stat().st_size, blake3="0", rows=rows)
     (case / "index.json").write_text(StoreIndex(meta=META, shards=(entry,)).model_dump_json())
     with pytest.raises(BadData, match=rf"{name}: cut short"):
         HiddenStateStore(case)

@@ -205,6 +205,11 @@ def test_a_tensor_that_does_not_belong_or_fit(tmp_path: Path, name: str, tensor:
         ({"draft_vocab_size": 0}, "bad_config", "draft_vocab_size is 0"),
         ({"transformer_layer_config": None}, "bad_config", "transformer_layer_config"),
         ({"norm_before_residual": ...}, "flag_not_stated", "norm_before_residual"),
+        ({"tie_word_embeddings": "true"}, "bad_config", "tie_word_embeddings is 'true'"),
+        ({"architectures": "Eagle3DraftModel"}, "bad_config", "not a list of names"),
+        ({"eagle_config": "x"}, "bad_config", "eagle_config is 'x'"),
+        ({"eagle_config": {"use_aux_hidden_state": False}}, "unsupported_part", "use_aux_hidden_state is False"),
+        ({"logit_scale": 0.5}, "unsupported_part", "logit_scale is 0.5"),
     ],
 )
 def test_a_config_that_contradicts_itself_or_the_tensors(
@@ -214,6 +219,40 @@ def test_a_config_that_contradicts_itself_or_the_tensors(
     assert verdict.verdict == ("suspect" if CODES[code][0] == "warning" else "invalid")
     finding = found(verdict, code)
     assert words in finding.message or words == finding.tensor
+
+
+YARN = {"rope_type": "yarn", "rope_theta": 1e6}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "code", "words"),
+    [
+        ({"rms_norm_eps": "1e-5"}, "bad_config", "rms_norm_eps is '1e-5'"),
+        ({"rms_norm_eps": -1e-5}, "bad_config", "rms_norm_eps is -1e-05"),
+        ({"rms_norm_eps": True}, "bad_config", "rms_norm_eps is True"),
+        ({"max_position_embeddings": 0}, "bad_config", "max_position_embeddings is 0"),
+        ({"max_position_embeddings": "2048"}, "bad_config", "max_position_embeddings is '2048'"),
+        ({"attention_bias": "false"}, "bad_config", "attention_bias is 'false'"),
+        ({"hidden_act": "gelu"}, "unsupported_part", "hidden_act is 'gelu'"),
+        ({"rope_theta": 5.0}, "bad_config", "rope_theta is 5.0"),
+        ({"rope_parameters": YARN, "rope_scaling": None}, "bad_config", "factor is missing"),
+        ({"rope_parameters": YARN | {"factor": "32"}, "rope_scaling": None}, "bad_config", "factor of rope is '32'"),
+        ({"rope_scaling": YARN | {"factor": 32}}, "bad_config", "rope_parameters and rope_scaling differ"),
+        ({"partial_rotary_factor": 0.5}, "unsupported_part", "partial_rotary_factor is 0.5"),
+    ],
+)
+def test_sizes_and_rope_that_servers_would_take_otherwise_or_not_at_all(
+    tmp_path: Path, sizes: dict[str, Any], code: str, words: str
+) -> None:
+    layer = json.loads((write_drafter(tmp_path / "plain") / "config.json").read_text())["transformer_layer_config"]
+    verdict = judge(foreign(tmp_path, transformer_layer_config=layer | sizes))
+    assert verdict.verdict == ("suspect" if CODES[code][0] == "warning" else "invalid")
+    assert words in found(verdict, code).message
+
+
+def test_the_number_of_states_that_fc_takes_is_told(tmp_path: Path) -> None:
+    finding = found(judge(foreign(tmp_path, eagle_aux_hidden_state_layer_ids=[2, 4, 5, 6])), "aux_id_count")
+    assert finding.message.endswith("; 3 states would fit")
 
 
 def test_a_full_vocabulary(tmp_path: Path) -> None:

@@ -67,6 +67,8 @@ CODES: dict[str, tuple[Severity, str]] = {
     "aux_id_out_of_range": ("error", "Ids go from 0 to the verifier's number of layers."),
     "verifier_differs": ("error", "The drafter belongs to another verifier, or config.json is wrong."),
     "positions_short": ("warning", "Write the verifier's max_position_embeddings, unless it is served with less."),
+    "quantised_config": ("warning", "Remove quantization_config: it was copied from the verifier."),
+    "not_served": ("warning", "Do what `--servers` says, or convert it."),
     "verifier_unreadable": ("warning", "Give the verifier's directory; what needs it was not judged."),
     # names and shapes
     "missing_tensor": ("error", "Servers start without it and draft with random or zero weights."),

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eagle3_core.checkpoint.findings import Report, Verdict
-from eagle3_core.checkpoint.judge_files import add_unreadable, check_files
+from eagle3_core.checkpoint.judge_files import CONFIG_NAME, add_unreadable, check_files
 from eagle3_core.checkpoint.judge_map import check_map
 from eagle3_core.checkpoint.judge_state import OptimizerState, check_state
 from eagle3_core.checkpoint.judge_tensors import check_config, check_names
 from eagle3_core.checkpoint.judge_verifier import VerifierParts, check_against_verifier
 from eagle3_core.checkpoint.manifest import Manifest
-from eagle3_core.checkpoint.servability import judge_servers
+from eagle3_core.checkpoint.servability import tell_servers
 from eagle3_core.checkpoint.weights import DrafterWeights, has_weights, open_drafter_weights
 from eagle3_core.contract.drafter_files import DrafterSource, describe_drafter
 from eagle3_core.errors import BadInput, CheckpointError, NotADrafter, UnreadableFile
@@ -53,7 +53,7 @@ def judge_quick(path: Path, *, verifier: Path | None = None, expect_drafter: boo
     report = Report(path)
     found = inspect(report, path, verifier, expect_drafter)
     if found is not None and found.source is not None and found.weights is not None:
-        report.servers = judge_servers(found.source, found.weights, found.verifier)
+        tell_servers(report, found.path / CONFIG_NAME, found.source, found.weights, found.verifier)
     return report.verdict("quick")
 
 

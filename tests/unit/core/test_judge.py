@@ -65,7 +65,7 @@ def test_a_lone_weight_file(checkpoint: Path) -> None:
     [
         ("speculators-0.9.0/0", "valid", []),
         ("speculators-0.9.0", "valid", []),
-        ("speculators-0.3.0/0", "suspect", ["aux_ids_off_by_one"]),
+        ("speculators-0.3.0/0", "suspect", ["aux_ids_off_by_one", "not_served"]),
         ("specforge-hf", "valid", []),
         ("specforge-sglang", "valid", []),
         ("modelopt", "valid", []),

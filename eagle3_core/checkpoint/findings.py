@@ -38,6 +38,7 @@ CODES: dict[str, tuple[Severity, str]] = {
     "manifest_absent": ("info", "Without a manifest a changed byte cannot be told from a trained one."),
     "manifest_broken": ("error", "Copy manifest.json again from where the checkpoint was written."),
     "unlisted_file": ("info", ""),
+    "stray_weights": ("warning", "Move it away: vLLM and SGLang load every .safetensors file, the last one wins."),
     "custom_code": ("info", "It was not executed. Servers do not need it."),
     # the weight file
     "truncated_file": ("error", "Copy the file again; if it was written so, the disk was full or the writer died."),

@@ -8,6 +8,7 @@ from eagle3_core.checkpoint.findings import Report
 from eagle3_core.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest, read_manifest
 from eagle3_core.contract.headers import read_header
 from eagle3_core.contract.jsonfiles import read_json_object
+from eagle3_core.contract.weight_files import INDEX_NAME
 from eagle3_core.errors import BadInput, UnreadableFile
 
 CONFIG_NAME = "config.json"
@@ -66,6 +67,16 @@ def check_files(report: Report, directory: Path) -> Manifest | None:
         if file.name not in manifest.files and file.name not in (MANIFEST_NAME, "config.py"):
             report.add("unlisted_file", f"{file.name} is not in {MANIFEST_NAME}", file=file)
     return manifest
+
+
+def check_strays(report: Report, directory: Path, files: tuple[Path, ...]) -> None:
+    """Weight files beside those of the drafter, which servers load as well where no index leaves them out."""
+    if (directory / INDEX_NAME).exists() or files[0].suffix != ".safetensors":
+        return
+    for file in sorted(directory.glob("*.safetensors")):
+        if file not in files and not file.name.startswith("."):
+            what = f"{file.name} lies beside {files[0].name} and no index says which to load"
+            report.add("stray_weights", what, file=file)
 
 
 def _compare_size(report: Report, file: Path, entry: FileEntry) -> bool:

@@ -1,6 +1,7 @@
 """The judge on a checkpoint beside the epoch before: what moved, what should not have, and how far."""
 
 from collections.abc import Iterator
+from itertools import combinations
 from pathlib import Path
 
 import torch
@@ -30,6 +31,8 @@ _SAME_TENSOR, _OTHER_TENSOR = 0.8, 0.5
 """Cosine between samples of one tensor a step of training apart is near 1, between two tensors near 0."""
 
 _SCALE = 4.0
+_NEARER = 2.0
+"""Of two vectors that were swapped, times by which each is nearer to what the other was; by chance it is below 1."""
 
 
 class Previous:
@@ -173,6 +176,21 @@ def _compare_values(report: Report, weights: DrafterWeights, previous: Previous,
             code = "unlike_previous" if swapped is None else "tensors_swapped"
             what = f"is turned away (cosine {own:.2f}) from itself" if swapped is None else f"is what {swapped} was"
             report.add(code, f"{name} {what} in {previous.path.name}", file=entry.file, tensor=name)
+    vectors = {name: _sample(weights.entries[name]) for name in old if len(before[name].shape) == 1}
+    for name, other in _swapped_vectors({name: now for name, now in vectors.items() if now is not None}, old):
+        file = weights.entries[name].file
+        report.add("tensors_swapped", f"{name} is what {other} was in {previous.path.name}", file=file, tensor=name)
+
+
+def _swapped_vectors(now: dict[str, Tensor], old: dict[str, Tensor]) -> Iterator[tuple[str, str]]:
+    """Norms and biases of which each is nearer to what the other was: all of them point the same way, near ones."""
+    for one, other in combinations(sorted(now), 2):
+        if not now[one].shape == now[other].shape == old[one].shape == old[other].shape:
+            continue
+        own = min(float((now[name] - old[name]).norm()) for name in (one, other))
+        crossed = max(float((now[one] - old[other]).norm()), float((now[other] - old[one]).norm()))
+        if crossed * _NEARER < own:
+            yield from ((one, other), (other, one))
 
 
 def _sample(entry: Entry) -> Tensor | None:

@@ -4,11 +4,12 @@ The checks stand in judge_files (completeness), judge_tensors (names, shapes), j
 (optimizer, schedule) and judge_verifier (sizes of the verifier); judge.py goes on from what `inspect` returns.
 """
 
+from codecs import BOM_UTF8
 from dataclasses import dataclass
 from pathlib import Path
 
 from eagle3_core.checkpoint.findings import Report, Verdict
-from eagle3_core.checkpoint.judge_files import CONFIG_NAME, add_unreadable, check_files
+from eagle3_core.checkpoint.judge_files import CONFIG_NAME, add_unreadable, check_files, check_strays
 from eagle3_core.checkpoint.judge_map import check_map
 from eagle3_core.checkpoint.judge_state import OptimizerState, check_state
 from eagle3_core.checkpoint.judge_tensors import check_config, check_names
@@ -83,6 +84,7 @@ def _inspect_drafter(report: Report, directory: Path, verifier: Path | None) -> 
     weights = _open(report, directory)
     if weights is None:
         return Inspected(directory, manifest, source)
+    check_strays(report, directory, weights.files)
     targets = parts = None
     if source is not None:
         check_config(report, directory, source, weights)
@@ -137,7 +139,10 @@ def _config(report: Report, directory: Path) -> DrafterSource | None:
             report.add("missing_file", "config.json is missing", file=file)
         return None
     try:
-        return describe_drafter(directory)
+        source = describe_drafter(directory)
+        if file.read_bytes().startswith(BOM_UTF8):
+            report.add("bad_config", "begins with a byte order mark: servers take it for no JSON", file=file)
+        return source
     except CheckpointError as error:
         report.add("bad_config", str(error).removeprefix(f"{file}: "), file=file)
         return None

@@ -316,6 +316,29 @@ def test_padding_rows_of_the_embedding_are_no_fault(tmp_path: Path) -> None:
     verdict = judge(foreign(tmp_path, put("embed_tokens.weight", random(V, H).index_fill(0, torch.tensor([0, 7]), 0))))
     assert verdict.verdict == "valid"
     assert "2 rows" in found(verdict, "zero_embedding_rows").message
+    half = random(V, H).index_fill(0, torch.arange(V // 2), 0)
+    assert loud(judge(foreign(tmp_path / "half", put("embed_tokens.weight", half)))) == ["zero_rows"]
+
+
+@pytest.mark.parametrize("manifest", [True, False])
+def test_a_second_weight_file_that_servers_would_load_as_well(checkpoint: Path, manifest: bool) -> None:
+    if not manifest:
+        (checkpoint / "manifest.json").unlink()
+    (checkpoint / "._model.safetensors").write_bytes(b"left by a file manager")
+    assert judge(checkpoint).verdict == "valid"
+    save_file({"fc.weight": torch.ones(H, 3 * H)}, checkpoint / "model-old.safetensors")
+    finding = found(judge(checkpoint), "stray_weights")
+    assert (finding.severity, finding.file) == ("warning", "model-old.safetensors")
+    weight_map = dict.fromkeys(load_file(checkpoint / WEIGHTS), WEIGHTS)
+    (checkpoint / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    assert judge(checkpoint).verdict == "valid", "vLLM follows the index"
+
+
+def test_a_byte_order_mark_that_servers_do_not_read(tmp_path: Path) -> None:
+    path = foreign(tmp_path)
+    config = path / "config.json"
+    config.write_bytes(b"\xef\xbb\xbf" + config.read_bytes())
+    assert "byte order mark" in found(judge(path), "bad_config").message
 
 
 def test_a_plain_model_is_judged_by_its_weights_unless_a_drafter_is_expected(tmp_path: Path) -> None:

@@ -188,6 +188,24 @@ def test_weights_that_did_not_move(tmp_path: Path) -> None:
     assert "fc.weight" in {f.tensor for f in verdict.findings if f.code == "tensor_unchanged"}
 
 
+def test_two_norms_that_were_swapped_are_told_by_the_epoch_before(tmp_path: Path) -> None:
+    names = ("norm.weight", "layers.0.hidden_norm.weight")
+
+    def norms(epoch: int) -> dict[str, Tensor]:
+        noise = (random(H, seed=number, dtype=torch.float32) for number in (1, 2, 10 * epoch, 10 * epoch + 1))
+        one, other, step, step_other = noise
+        values = 1 + one + 0.02 * step, 1 + other + 0.02 * step_other
+        return dict(zip(names, (value.bfloat16() for value in values), strict=True))
+
+    first = write_drafter(tmp_path, 0, tensors=drafter_tensors() | norms(1))
+    second = drafter_tensors(seed=90) | norms(2)
+    assert not judge(write_drafter(tmp_path, 1, tensors=second), previous=first).errors()
+    one, other = names
+    swapped_norms = second | {one: second[other], other: second[one]}
+    verdict = judge(write_drafter(tmp_path, 2, tensors=swapped_norms), previous=first)
+    assert {finding.tensor for finding in verdict.findings if finding.code == "tensors_swapped"} == set(names)
+
+
 def test_a_map_that_changed_between_epochs(tmp_path: Path) -> None:
     first = write_drafter(tmp_path, 0)
     ids = torch.arange(V)[~torch.isin(torch.arange(V), draft_ids())][:D]

@@ -63,7 +63,7 @@ def inspect(report: Report, path: Path, verifier: Path | None, expect_drafter: b
     if path.is_file() and path.suffix in _WEIGHT_SUFFIXES:
         return Inspected(path, None, weights=_open(report, path), drafter=False)
     try:
-        directory = _checkpoint_directory(report, path)
+        directory = checkpoint_directory(report, path)
         if directory is None:
             return None
         if not expect_drafter and _is_another_model(directory):
@@ -109,7 +109,7 @@ def _is_another_model(directory: Path) -> bool:
     return False
 
 
-def _checkpoint_directory(report: Report, path: Path) -> Path | None:
+def checkpoint_directory(report: Report, path: Path) -> Path | None:
     """The directory to judge: the one given, or the latest epoch in it."""
     if not path.is_dir():
         report.unreadable = True

@@ -1,6 +1,8 @@
 """The judge: every fault is named by file and tensor, and sound checkpoints of all kinds pass."""
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +133,13 @@ def test_missing_and_short_files_are_named(checkpoint: Path, name: str) -> None:
 def test_a_broken_manifest(checkpoint: Path, content: str) -> None:
     (checkpoint / "manifest.json").write_text(content)
     assert found(judge(checkpoint), "manifest_broken").file == "manifest.json"
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda file: file.symlink_to("nowhere")])
+def test_a_manifest_that_is_no_file(checkpoint: Path, make: Callable[[Path], None]) -> None:
+    (checkpoint / "manifest.json").unlink()
+    make(checkpoint / "manifest.json")
+    assert "not a regular file" in found(judge(checkpoint), "manifest_broken").message
 
 
 def test_what_lies_beside_is_told_and_never_executed(checkpoint: Path) -> None:

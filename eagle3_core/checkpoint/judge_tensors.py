@@ -25,8 +25,8 @@ def check_config(report: Report, directory: Path, source: DrafterSource, weights
     report.add("config_note", f"read as {source.format}", file=file)
     for reason in source.unjudged:
         report.add("unsupported_part", f"config.json: {reason}", file=file)
-    for contradiction in source.contradictions:
-        report.add("bad_config", contradiction.removeprefix(f"{file}: "), file=file)
+    for fault in source.faults:
+        report.add("bad_config", fault, file=file)
     for note in source.notes:
         speculators = source.format == "speculators"
         if note.startswith("norm_before_residual is not stated") and speculators:

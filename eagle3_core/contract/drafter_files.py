@@ -17,6 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from eagle3_core.contract.drafter_config import MLA, DrafterConfig
+from eagle3_core.contract.drafter_keys import misspelt, peculiar
 from eagle3_core.contract.jsonfiles import read_json_object
 from eagle3_core.contract.rope import normalise_rope
 from eagle3_core.contract.weight_files import read_weight_files
@@ -34,18 +35,6 @@ KEPT_KEY = "eyas_verifier"
 
 _AUX_KEY = "eagle_aux_hidden_state_layer_ids"
 
-# Keys that change what a drafter computes and that DrafterConfig has no field for, and the values that change nothing.
-_PECULIAR: dict[str, tuple[object, ...]] = {
-    "hidden_act": ("silu", "swish"),
-    "logit_scale": (1, 1.0),
-    "partial_rotary_factor": (1, 1.0),
-    "pard_token": (),
-    "parallel_draft_step": (0, 1),
-    "use_aux_hidden_state": (True,),
-    "use_input_layernorm_in_first_layer": (True,),
-    "use_last_layernorm": (True,),
-    "use_mtp_layernorm": (False,),
-}
 _SCALING: dict[str, tuple[str, ...]] = {
     "linear": ("factor",),
     "dynamic": ("factor",),
@@ -68,7 +57,7 @@ class DrafterSource:
     notes: decisions made in reading, one sentence each.
     unsupported: what DrafterConfig cannot say; training refuses such a source.
     unjudged: those of `unsupported` that the judge does not know either.
-    contradictions: what it says in two ways, one sentence each.
+    faults: what it says in two ways or misspells, one sentence each.
     extras: mlp_bias, fc_bias: parts with tensors of their own.
     target_hidden_size: width of the aux states where it is not hidden_size.
     captured_after: made by speculators 0.3, whose layer ids mean the state after the layer and are not written.
@@ -82,7 +71,7 @@ class DrafterSource:
     notes: list[str] = field(default_factory=list)
     unsupported: list[str] = field(default_factory=list)
     unjudged: list[str] = field(default_factory=list)
-    contradictions: list[str] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
     extras: frozenset[str] = frozenset()
     target_hidden_size: int | None = None
     captured_after: bool = False
@@ -98,8 +87,8 @@ def read_drafter_config(path: Path) -> DrafterSource:
             Eyas does not know.
     """
     source = describe_drafter(path)
-    if source.contradictions:
-        raise CheckpointError(f"{source.contradictions[0]}: config.json says two things")
+    if source.faults:
+        raise CheckpointError(f"{_config_file(path)}: {source.faults[0]}")
     if source.unsupported:
         raise CheckpointError(f"{_config_file(path)}: not supported: {'; '.join(source.unsupported)}")
     return source
@@ -131,10 +120,13 @@ def describe_drafter(path: Path) -> DrafterSource:
         raise CheckpointError(f"{file}: architectures is {architectures!r}, not a list of names")
     form = "speculators" if speculators else _hf_format(file, whole, nested, architectures)
     notes: list[str] = []
-    contradictions: list[str] = []
+    faults: list[str] = []
     target = _number(file, whole, "target_hidden_size")
-    config = _drafter_config(file, whole, sizes, nested, notes, contradictions)
-    unjudged = _unjudged(sizes, speculators) + _peculiar(whole, sizes, nested)
+    config = _drafter_config(file, whole, sizes, nested, notes, faults)
+    inner = (sizes.get(key) for key in ("rope_scaling", "rope_parameters"))
+    places = [whole, *([sizes] if speculators else []), nested, *(place for place in inner if isinstance(place, dict))]
+    faults.extend(misspelt(places))
+    unjudged = _unjudged(sizes, speculators) + peculiar(places)
     extras = _extras(file, whole, sizes)
     wide = [f"target_hidden_size {target} unlike hidden_size {config.hidden_size}"]
     return DrafterSource(
@@ -144,7 +136,7 @@ def describe_drafter(path: Path) -> DrafterSource:
         notes=notes,
         unsupported=unjudged + sorted(extras) + (wide if target not in (None, config.hidden_size) else []),
         unjudged=unjudged,
-        contradictions=contradictions,
+        faults=faults,
         extras=extras,
         target_hidden_size=target,
         captured_after=_by_speculators_0_3(whole),
@@ -179,7 +171,7 @@ def _drafter_config(
     sizes: dict[str, Any],
     nested: Mapping[str, Any],
     notes: list[str],
-    contradictions: list[str],
+    faults: list[str],
 ) -> DrafterConfig:
     hidden, heads = _need(file, sizes, "hidden_size"), _need(file, sizes, "num_attention_heads")
     vocab = _need(file, sizes, "vocab_size")
@@ -195,7 +187,7 @@ def _drafter_config(
     head_dim = _number(file, sizes, "head_dim") or hidden // heads
     try:
         mla = _mla(file, whole, sizes)
-        rope = _rope(file, sizes, notes, contradictions)
+        rope = _rope(file, sizes, notes, faults)
         return DrafterConfig(
             hidden_size=hidden,
             intermediate_size=_need(file, sizes, "intermediate_size"),
@@ -230,11 +222,14 @@ def _drafter_config(
         raise CheckpointError(str(error)) from error
 
 
-def _rope(file: Path, sizes: Mapping[str, Any], notes: list[str], contradictions: list[str]) -> dict[str, Any]:
+def _rope(file: Path, sizes: Mapping[str, Any], notes: list[str], faults: list[str]) -> dict[str, Any]:
     """The rotation, with the numbers its kind needs."""
     rope, warnings = normalise_rope(sizes, str(file))
     for code, message in warnings:
-        (contradictions if code in _TWICE else notes).append(message)
+        if code in _TWICE:
+            faults.append(message.removeprefix(f"{file}: "))
+        else:
+            notes.append(message)
     kind = rope["rope_type"]
     for key in _SCALING_NUMBERS:
         value = rope.get(key)
@@ -349,14 +344,6 @@ def _unjudged(sizes: Mapping[str, Any], speculators: bool) -> list[str]:
     if isinstance(kinds, list) and len({str(each) for each in kinds}) > 1:
         found.append(f"layer_types {kinds} differ between layers")
     return found
-
-
-def _peculiar(whole: Mapping[str, Any], sizes: Mapping[str, Any], nested: Mapping[str, Any]) -> list[str]:
-    """Keys with values that only some programs know what to do with."""
-    inner = (sizes.get(key) for key in ("rope_scaling", "rope_parameters"))
-    places = [whole, sizes, nested, *(place for place in inner if isinstance(place, dict))]
-    found = {key: place[key] for key in _PECULIAR for place in places if place.get(key) not in (None, *_PECULIAR[key])}
-    return [f"{key} is {value!r}, which not every program computes" for key, value in found.items()]
 
 
 def _extras(file: Path, whole: Mapping[str, Any], sizes: Mapping[str, Any]) -> frozenset[str]:

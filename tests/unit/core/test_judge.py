@@ -219,6 +219,8 @@ def test_a_tensor_that_does_not_belong_or_fit(tmp_path: Path, name: str, tensor:
         ({"eagle_config": "x"}, "bad_config", "eagle_config is 'x'"),
         ({"eagle_config": {"use_aux_hidden_state": False}}, "unsupported_part", "use_aux_hidden_state is False"),
         ({"logit_scale": 0.5}, "unsupported_part", "logit_scale is 0.5"),
+        ({"norm_output": ..., "norm_outputs": True}, "bad_config", "norm_output is missing"),
+        ({"Norm_Output": True, "norm_output": ...}, "bad_config", "norm_output is missing"),
     ],
 )
 def test_a_config_that_contradicts_itself_or_the_tensors(

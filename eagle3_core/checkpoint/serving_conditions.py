@@ -123,8 +123,10 @@ def short_positions(facts: Facts) -> str | None:
 def unregistered(facts: Facts) -> str | None:
     """Whether vLLM knows the class that `architectures` becomes."""
     name = facts.architecture
-    if facts.native or not name:
+    if facts.native:
         return None
+    if not name:
+        return "architectures names no class"
     full = name if name.startswith("Eagle3") or name.endswith("Eagle3") else f"Eagle3{name}"
     return None if full in _VLLM_CLASSES else f"architecture {full} is not registered"
 

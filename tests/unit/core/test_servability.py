@@ -185,6 +185,7 @@ NESTED = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, 5]}}
         ({"eagle_config": {"use_aux_hidden_state": False}}, "vllm-v2", "loads_wrongly", "aux_unused"),
         ({"hidden_act": "gelu"}, "sglang", "refuses", "activation"),
         ({"model_type": ...}, "vllm-v1", "refuses", "model_type"),
+        ({"architectures": []}, "vllm-v2", "refuses", "architecture"),
         ({"quantization_config": {"quant_method": "fp8"}}, "vllm-v1", "refuses", "quantised"),
         (
             {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},

@@ -10,12 +10,13 @@ from torch import Tensor
 from eagle3_core.checkpoint.archive import read_archive
 from eagle3_core.checkpoint.findings import Report
 from eagle3_core.checkpoint.judge_bytes import Part
-from eagle3_core.checkpoint.judge_files import CONFIG_NAME, MEANINGLESS, changed_keys, flat_config
+from eagle3_core.checkpoint.judge_files import CONFIG_NAME, changed_keys, flat_config
 from eagle3_core.checkpoint.judge_state import OPTIMIZER_NAME, OptimizerState, parse_state
 from eagle3_core.checkpoint.judge_tensors import FLOATS
 from eagle3_core.checkpoint.manifest import Manifest, read_manifest
 from eagle3_core.checkpoint.stream import Stream
 from eagle3_core.checkpoint.weights import DrafterWeights, Entry, open_drafter_weights
+from eagle3_core.contract.drafter_keys import means_nothing
 from eagle3_core.contract.jsonfiles import read_json_object
 from eagle3_core.contract.weight_files import TensorLocation
 from eagle3_core.errors import BadInput, UnreadableFile
@@ -226,7 +227,7 @@ def _compare_configs(report: Report, directory: Path, previous: Path) -> None:
         now, then = (flat_config(read_json_object(d / CONFIG_NAME)) for d in (directory, previous))
     except BadInput:
         return  # told where it is read
-    keys = [key for key in changed_keys(now, then) if key.rpartition(".")[2] not in MEANINGLESS]
+    keys = [key for key in changed_keys(now, then) if not means_nothing(key, now, then)]
     if keys:
         report.add(
             "config_changed",

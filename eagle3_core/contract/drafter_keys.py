@@ -30,6 +30,32 @@ _DECISIVE = (
     *("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "speculators_model_type"),
 )
 
+_MEANINGLESS = frozenset(
+    (
+        *("transformers_version", "speculators_version", "_name_or_path", "_commit_hash", "_attn_implementation"),
+        *("attention_dropout", "bos_token_id", "eos_token_id", "initializer_range", "pad_token_id", "pretraining_tp"),
+        "use_cache",
+    )
+)
+"""Keys of config.json that change nothing a server computes."""
+
+# What some program reads besides, and no drafter that was written here need have.
+_READ = frozenset(
+    (
+        *(*_DECISIVE, *_PECULIAR, "vocab_size", "hidden_size", "intermediate_size", "num_attention_heads"),
+        *("speculators_config", "transformer_layer_config", "text_config", "auto_map", "dtype", "torch_dtype", "bias"),
+        *("num_aux_layers", "layer_ids", "mask_hidden", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim"),
+        *("qk_rope_head_dim", "v_head_dim", "rotary_emb_base", "attention_factor", "short_factor", "long_factor"),
+    )
+)
+
+
+def means_nothing(key: str, now: Mapping[str, Any], then: Mapping[str, Any]) -> bool:
+    """Whether a key in which two flat configs differ is read by no server: a known one, or one that was added."""
+    *outer, last = key.split(".")
+    outer = [name for name in outer if name != "transformer_layer_config"]
+    return last in _MEANINGLESS or (key not in then and key in now and not _READ & {*outer, last})
+
 
 def peculiar(places: Sequence[Mapping[str, Any]]) -> list[str]:
     """Values that only some programs know what to do with, one sentence each; `places` holds config and sections."""

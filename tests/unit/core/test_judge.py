@@ -135,6 +135,16 @@ def test_a_broken_manifest(checkpoint: Path, content: str) -> None:
     assert found(judge(checkpoint), "manifest_broken").file == "manifest.json"
 
 
+@pytest.mark.parametrize(
+    ("key", "code"), [("comment", "config_note"), ("logit_scale", "config_edited"), ("layer_ids", "config_edited")]
+)
+def test_a_key_that_was_added_is_an_error_where_a_server_reads_it(checkpoint: Path, key: str, code: str) -> None:
+    file = checkpoint / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {key: 2}))
+    told = [finding.code for finding in judge(checkpoint).findings if finding.message.startswith(f"{key} is 2, was")]
+    assert told == [code]
+
+
 @pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda file: file.symlink_to("nowhere")])
 def test_a_manifest_that_is_no_file(checkpoint: Path, make: Callable[[Path], None]) -> None:
     (checkpoint / "manifest.json").unlink()

@@ -388,7 +388,10 @@ def reorder_config(path: Path, chance: Random) -> None:
 
 
 def note_in_config(path: Path, chance: Random) -> None:
-    edit(path, chance.choice(("transformers_version", "transformer_layer_config.initializer_range")), "5.20.0")
+    keys = ("transformers_version", "_commit_hash", "license", "comment")
+    inner = ("initializer_range", "attention_dropout", "bos_token_id", "_attn_implementation")
+    key, inside = chance.choice((*((key, False) for key in keys), *((key, True) for key in inner)))
+    edit(path, f"transformer_layer_config.{key}" if inside else key, 2)
 
 
 @pytest.mark.parametrize("manifest", [True, False])

@@ -183,7 +183,7 @@ def _drafter_config(
     kv_heads = _number(file, sizes, "num_key_value_heads") or heads
     if heads % kv_heads:
         raise CheckpointError(f"{file}: num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}")
-    ids = _aux_ids(file, whole, nested, notes)
+    ids = _aux_ids(file, whole, nested, notes, faults)
     head_dim = _number(file, sizes, "head_dim") or hidden // heads
     try:
         mla = _mla(file, whole, sizes)
@@ -257,7 +257,7 @@ def _flag(file: Path, name: str, whole: Mapping[str, Any], nested: Mapping[str, 
 
 
 def _aux_ids(
-    file: Path, whole: Mapping[str, Any], nested: Mapping[str, Any], notes: list[str]
+    file: Path, whole: Mapping[str, Any], nested: Mapping[str, Any], notes: list[str], faults: list[str]
 ) -> tuple[int, ...] | None:
     top = _id_list(file, whole, "")
     inner = _id_list(file, nested, "eagle_config.")
@@ -273,7 +273,11 @@ def _aux_ids(
                 "speculators 0.3 trained on states captured after layers 2, N//2, N-3, one later than servers take"
             )
     if top is not None and inner is not None and top != read:
-        notes.append(f"{_AUX_KEY} is {list(top)} at the top and {list(inner)} in eagle_config: the top is used")
+        said = f"{_AUX_KEY} is {list(top)} at the top and {list(inner)} in eagle_config"
+        if inner in (top, tuple(value - 1 for value in top)):
+            notes.append(f"{said}: the top is used")
+        else:  # SGLang takes them for states or for outputs of layers, and would be wrong with either
+            faults.append(said)
     return top if top is not None else read
 
 

@@ -279,6 +279,18 @@ def test_what_no_server_serves_is_not_called_valid(
         assert (verdict.verdict, words in told[code]) == ("suspect", True)
 
 
+@pytest.mark.parametrize(
+    ("top", "nested", "word"),
+    [([2, 4, 5], [1, 3, 4], "valid"), ([3, 5, 6], [3, 5, 6], "valid"), ([3, 4, 5], [1, 3, 4], "invalid")],
+)
+def test_layer_ids_at_both_places_that_no_family_of_verifiers_makes_the_same(
+    tmp_path: Path, top: list[int], nested: list[int], word: str
+) -> None:
+    config = {"eagle_aux_hidden_state_layer_ids": top, "eagle_config": {"eagle_aux_hidden_state_layer_ids": nested}}
+    verdict = judge(hf_style(tmp_path, **config))
+    assert (verdict.verdict, f"{top} at the top and {nested}" in verdict.errors()) == (word, word == "invalid")
+
+
 def test_a_changed_embedding_is_replaced_by_sglang_alone(tmp_path: Path) -> None:
     path = hf_style(tmp_path)
     tensors = load_file(path / WEIGHTS) | {"embed_tokens.weight": torch.rand(V, H).bfloat16()}

@@ -126,6 +126,17 @@ def test_an_optimizer_with_bad_numbers(tmp_path: Path) -> None:
     assert (finding.file, finding.tensor) == (OPTIMIZER, state["param_groups"][0]["param_names"][2])
 
 
+def test_an_optimizer_and_a_schedule_without_a_learning_rate(tmp_path: Path) -> None:
+    path = foreign(tmp_path)
+    state = optimizer_state(drafter_tensors())
+    state["param_groups"][0]["lr"] = float("nan")
+    torch.save(state, path / OPTIMIZER)
+    torch.save({"last_epoch": 3, "_last_lr": [float("inf")]}, path / "scheduler_state_dict.pt")
+    verdict = judge(path)
+    assert "learning rate is nan" in found(verdict, "optimizer_mismatch").message
+    assert found(verdict, "scheduler_layout").message == "_last_lr of scheduler_state_dict.pt is [inf]"
+
+
 def test_an_optimizer_without_some_states(tmp_path: Path) -> None:
     state = optimizer_state(drafter_tensors())
     del state["state"][0]

@@ -27,7 +27,7 @@ _DECISIVE = (
     *("attention_bias", "mlp_bias", "fc_bias", "tie_word_embeddings", "quantization_config", "logit_scale"),
     *("sliding_window", "use_sliding_window", "layer_types", "rope_theta", "rope_parameters", "rope_scaling"),
     *("rope_type", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-    *("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "speculators_model_type"),
+    *("attention_factor", "beta_fast", "beta_slow", "mscale_all_dim", "speculators_model_type"),
 )
 
 _MEANINGLESS = frozenset(
@@ -45,7 +45,7 @@ _READ = frozenset(
         *(*_DECISIVE, *_PECULIAR, "vocab_size", "hidden_size", "intermediate_size", "num_attention_heads"),
         *("speculators_config", "transformer_layer_config", "text_config", "auto_map", "dtype", "torch_dtype", "bias"),
         *("num_aux_layers", "layer_ids", "mask_hidden", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim"),
-        *("qk_rope_head_dim", "v_head_dim", "rotary_emb_base", "attention_factor", "short_factor", "long_factor"),
+        *("qk_rope_head_dim", "v_head_dim", "rotary_emb_base", "mscale", "short_factor", "long_factor"),
     )
 )
 

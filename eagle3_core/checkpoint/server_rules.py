@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from eagle3_core.checkpoint.findings import Effect, Proof, Server
 from eagle3_core.checkpoint.serving_conditions import (
     Condition,
+    beyond,
     disordered,
     dropped_by_sglang,
     dropped_by_vllm,
@@ -98,9 +99,10 @@ RULES: tuple[Rule, ...] = (
     Rule("other_width", ("speculators",), "refuses", "source", "core.py load_verifier_weights",
          lambda f: f"target_hidden_size {f.width}" if f.width != f.source.config.hidden_size else None,
          "It cannot be served from this format."),
-    Rule("layer_beyond", ("speculators",), "refuses", "provoked", "ValueError since 0.9.0",
-         lambda f: f"layer ids reach {max(f.trained_states or (0,))}" if f.verifier is not None and max(
-             f.trained_states or (0,)) > f.verifier.num_hidden_layers else None, "Ids go from 0 to the layers."),
+    Rule("layer_beyond", ("speculators",), "refuses", "provoked", "ValueError since 0.9.0", beyond,
+         "Ids go from 0 to the layers."),
+    Rule("layer_beyond", (*_VLLM, "sglang"), "refuses", "source", "the loop over layers never gets there, and fc is "
+         "given too few states", beyond, "Ids go from 0 to the layers."),
     Rule("layer_default", ("speculators",), "loads_wrongly", "provoked", "0.9.0 reads [2, N//2, N-3] where 0.3.0 wrote "
          "none and captured one layer later", said(one_layer_early, "written by speculators 0.3 without layer ids"),
          "Write [3, N//2+1, N-2]."),

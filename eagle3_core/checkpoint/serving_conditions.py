@@ -169,6 +169,13 @@ def one_layer_early(facts: Facts) -> bool:
     return facts.source.captured_after and facts.top_ids is None
 
 
+def beyond(facts: Facts) -> str | None:
+    """Whether layer ids go beyond the verifier's last layer."""
+    highest = max(facts.trained_states or (0,))
+    layers = None if facts.verifier is None else facts.verifier.num_hidden_layers
+    return f"layer ids reach {highest}, the verifier has {layers} layers" if layers and highest > layers else None
+
+
 def disordered(facts: Facts) -> str | None:
     """Whether layer ids do not ascend or name a layer twice."""
     ids = facts.trained_states

@@ -170,6 +170,7 @@ NESTED = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, 5]}}
         ({"eagle_config": ..., "num_aux_hidden_states": ...}, "vllm-v1", "loads", None),
         ({"eagle_config": ..., "num_aux_hidden_states": ...}, "sglang", "loads", None),
         ({"num_aux_hidden_states": 4}, "vllm-v1", "refuses", "fc_width"),
+        ({"eagle_aux_hidden_state_layer_ids": [2, 4, 99]}, "vllm-v2", "refuses", "layer_beyond"),
         ({"num_aux_hidden_states": 4}, "sglang", "refuses", "fc_width"),
         ({"norm_before_residual": True}, "sglang", "loads_wrongly", "residual_norm"),
         ({"norm_before_residual": True}, "vllm-v1", "loads", None),

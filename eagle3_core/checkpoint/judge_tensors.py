@@ -37,10 +37,9 @@ def check_config(report: Report, directory: Path, source: DrafterSource, weights
             report.add("aux_ids_not_stated", note, file=file)
         else:
             report.add("config_note", note, file=file)
-    if any(
-        isinstance(place, dict) and place.get("quantization_config") is not None
-        for place in (source.raw, source.raw.get("transformer_layer_config"))
-    ):
+    plain = all(entry.dtype in FLOATS for name, entry in weights.entries.items() if name not in ("d2t", "t2d"))
+    places = [source.raw, source.raw.get("transformer_layer_config")]
+    if plain and any(isinstance(place, dict) and place.get("quantization_config") is not None for place in places):
         report.add("quantised_config", "quantization_config is there, yet no tensor is quantised", file=file)
     if source.tied and source.config.draft_vocab_size != source.config.vocab_size:
         report.add(

@@ -19,6 +19,7 @@ from eagle3_core.checkpoint.drafter import load_drafter
 from eagle3_core.checkpoint.findings import Report, Verdict
 from eagle3_core.checkpoint.judge import judge
 from eagle3_core.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest
+from eagle3_core.checkpoint.quick import checkpoint_directory
 from eagle3_core.contract.params import TrainParams
 from eagle3_core.contract.store_files import INDEX
 from eagle3_core.contract.verifier_files import read_verifier_files
@@ -48,7 +49,7 @@ def judge_deep(
     What is invalid at level full is not run; the verdict then says full.
 
     Args:
-        path: checkpoint directory.
+        path: checkpoint directory, or an output directory, whose latest epoch is judged.
         verifier: directory of the verifier.
         store: hidden-state store of that verifier; best the one that training used.
         previous: checkpoint of the epoch before.
@@ -58,13 +59,15 @@ def judge_deep(
     if not verdict.usable or not path.is_dir():
         return verdict
     report = Report(path, list(verdict.findings), servers=verdict.servers)
-    manifest = read_manifest(path)
+    directory = checkpoint_directory(Report(path), path)
+    assert directory is not None, "it was judged"
+    manifest = read_manifest(directory)
     try:
-        _Deep(report, path, verifier, store, manifest if isinstance(manifest, Manifest) else None).run()
+        _Deep(report, directory, verifier, store, manifest if isinstance(manifest, Manifest) else None).run()
     except BadData as error:
         report.add("store_unreadable", str(error))
     except BadInput as error:
-        report.add("no_forward_pass", str(error).removeprefix(f"{path}: "))
+        report.add("no_forward_pass", str(error).removeprefix(f"{directory}: "))
     return report.verdict("deep")
 
 

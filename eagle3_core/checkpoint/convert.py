@@ -138,7 +138,14 @@ class _Plan:
 
 
 def _plan(meaning: Meaning, target: ServedFormat, verifier: Path | None, verifier_name: str | None) -> _Plan:
-    """Config and tensors as the target has them; no byte is read."""
+    """Config and tensors as the target has them; no byte is read.
+
+    Raises:
+        CheckpointError: the target cannot say it.
+        BadInput: the verifier lacks what is needed.
+    """
+    if target == "speculators" and meaning.source.config.mla is not None:
+        raise CheckpointError(f"{meaning.path}: the speculators format has no latent attention; take vllm or both")
     notes: list[str] = []
     entries = dict(meaning.weights.entries)
     config = meaning.source.config.model_copy(update={"aux_layer_ids": meaning.states})
@@ -252,8 +259,6 @@ def _config(meaning: Meaning, target: ServedFormat, config: DrafterConfig, servi
     """
     parts = meaning.parts
     if target == "speculators":
-        if config.mla is not None:
-            raise CheckpointError(f"{meaning.path}: the speculators format has no latent attention; take vllm or both")
         if serving is None:
             raise CheckpointError(
                 f"{meaning.path}: the speculators format names the verifier, and nothing here does: give the verifier "

@@ -6,7 +6,6 @@ D draft vocabulary, V verifier vocabulary, A aux states, N the verifier's decode
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from eagle3_core.checkpoint.config_styles import Parts
 from eagle3_core.checkpoint.findings import Finding, Report
@@ -20,18 +19,6 @@ from eagle3_core.contract.drafter_files import DrafterSource
 from eagle3_core.errors import CheckpointError
 
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-
-# Keys that change what a drafter computes, that no other format has, and the values with which they change nothing.
-_PECULIAR: dict[str, tuple[object, ...]] = {
-    "logit_scale": (1, 1.0),
-    "partial_rotary_factor": (1, 1.0),
-    "pard_token": (),
-    "parallel_draft_step": (0, 1),
-    "use_aux_hidden_state": (True,),
-    "use_input_layernorm_in_first_layer": (True,),
-    "use_last_layernorm": (True,),
-    "use_mtp_layernorm": (False,),
-}
 
 
 @dataclass(frozen=True)
@@ -145,7 +132,7 @@ def _spoils(finding: Finding, found: Inspected | None) -> bool:
 def _refuse_what_is_unclear(path: Path, source: DrafterSource) -> None:
     file = path / "config.json"
     if source.unjudged:
-        raise CheckpointError(f"{file}: {'; '.join(source.unjudged)}: no format is known to say the same")
+        raise CheckpointError(f"{file}: {'; '.join(source.unjudged)}: it cannot be converted")
     if source.tied:
         raise CheckpointError(
             f"{file}: tie_word_embeddings is true: SGLang takes the embedding for the head, vLLM does not. Write "
@@ -156,16 +143,6 @@ def _refuse_what_is_unclear(path: Path, source: DrafterSource) -> None:
             f"{file}: norm_before_residual is not stated: speculators reads false, vLLM true. Write the flag as the "
             "drafter was trained"
         )
-    for key, harmless in _PECULIAR.items():
-        for config in _configs(source.raw):
-            if (value := config.get(key)) is not None and value not in harmless:
-                raise CheckpointError(f"{file}: {key} is {value!r}, which no other format can say")
-
-
-def _configs(raw: Any) -> list[dict[str, Any]]:
-    """A config and those in it that describe the drafter."""
-    inner = [raw.get(key) for key in ("transformer_layer_config", "eagle_config", "rope_scaling", "rope_parameters")]
-    return [raw, *(config for config in inner if isinstance(config, dict))]
 
 
 def _targets(found: Inspected) -> Sequence[int]:

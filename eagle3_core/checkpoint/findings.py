@@ -38,6 +38,7 @@ CODES: dict[str, tuple[Severity, str]] = {
     "manifest_absent": ("info", "Without a manifest a changed byte cannot be told from a trained one."),
     "manifest_broken": ("error", "Copy manifest.json again from where the checkpoint was written."),
     "unlisted_file": ("info", ""),
+    "stray_weights": ("warning", "Move it away: vLLM and SGLang load every .safetensors file, the last one wins."),
     "custom_code": ("info", "It was not executed. Servers do not need it."),
     # the weight file
     "truncated_file": ("error", "Copy the file again; if it was written so, the disk was full or the writer died."),
@@ -67,6 +68,8 @@ CODES: dict[str, tuple[Severity, str]] = {
     "aux_id_out_of_range": ("error", "Ids go from 0 to the verifier's number of layers."),
     "verifier_differs": ("error", "The drafter belongs to another verifier, or config.json is wrong."),
     "positions_short": ("warning", "Write the verifier's max_position_embeddings, unless it is served with less."),
+    "quantised_config": ("warning", "Remove quantization_config: it was copied from the verifier."),
+    "not_served": ("warning", "Do what `--servers` says, or convert it."),
     "verifier_unreadable": ("warning", "Give the verifier's directory; what needs it was not judged."),
     # names and shapes
     "missing_tensor": ("error", "Servers start without it and draft with random or zero weights."),

@@ -14,11 +14,12 @@ from typing import Literal
 
 from eagle3_core.checkpoint.findings import Finding, Report, Verdict
 from eagle3_core.checkpoint.judge_bytes import Part, read_file
+from eagle3_core.checkpoint.judge_files import CONFIG_NAME
 from eagle3_core.checkpoint.judge_previous import EMBED_TOKENS, NOT_TRAINED, Previous, check_against_previous
 from eagle3_core.checkpoint.judge_rows import watch_embedding, watch_head
 from eagle3_core.checkpoint.judge_values import Scan, is_scanned, judge_moments, judge_weights
 from eagle3_core.checkpoint.quick import Inspected, inspect, judge_quick
-from eagle3_core.checkpoint.servability import judge_servers
+from eagle3_core.checkpoint.servability import tell_servers
 from eagle3_core.checkpoint.stream import OpenFile, Stream
 from eagle3_core.checkpoint.weights import Entry
 from eagle3_core.errors import BadInput
@@ -55,7 +56,9 @@ def judge(
     if found is not None:
         _judge_bytes(report, found, previous, Stream(None if max_mb_per_s is None else max_mb_per_s * 1e6))
         if found.source is not None and found.weights is not None:
-            report.servers = judge_servers(
+            tell_servers(
+                report,
+                found.path / CONFIG_NAME,
                 found.source,
                 found.weights,
                 found.verifier,

@@ -6,16 +6,13 @@ from typing import Any
 
 from eagle3_core.checkpoint.findings import Report
 from eagle3_core.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest, read_manifest
+from eagle3_core.contract.drafter_keys import means_nothing
 from eagle3_core.contract.headers import read_header
 from eagle3_core.contract.jsonfiles import read_json_object
+from eagle3_core.contract.weight_files import INDEX_NAME
 from eagle3_core.errors import BadInput, UnreadableFile
 
 CONFIG_NAME = "config.json"
-
-MEANINGLESS = frozenset(
-    {"transformers_version", "speculators_version", "_name_or_path", "use_cache", "initializer_range", "pretraining_tp"}
-)
-"""Keys of config.json that change nothing a server computes."""
 
 _KIND_CODES = {
     "empty": "truncated_file",
@@ -68,6 +65,16 @@ def check_files(report: Report, directory: Path) -> Manifest | None:
     return manifest
 
 
+def check_strays(report: Report, directory: Path, files: tuple[Path, ...]) -> None:
+    """Weight files beside those of the drafter, which servers load as well where no index leaves them out."""
+    if (directory / INDEX_NAME).exists() or files[0].suffix != ".safetensors":
+        return
+    for file in sorted(directory.glob("*.safetensors")):
+        if file not in files and not file.name.startswith("."):
+            what = f"{file.name} lies beside {files[0].name} and no index says which to load"
+            report.add("stray_weights", what, file=file)
+
+
 def _compare_size(report: Report, file: Path, entry: FileEntry) -> bool:
     """Whether the size is another one."""
     size = file.stat().st_size
@@ -107,7 +114,7 @@ def _compare_config(report: Report, file: Path, entry: FileEntry, written: dict[
         return
     then = flat_config(written)
     for key in changed_keys(now, then):
-        code = "config_note" if key.rpartition(".")[2] in MEANINGLESS else "config_edited"
+        code = "config_note" if means_nothing(key, now, then) else "config_edited"
         here, before = (json.dumps(side[key]) if key in side else "absent" for side in (now, then))
         report.add(code, f"{key} is {here}, was {before} when the checkpoint was written", file=file)
 

@@ -1,6 +1,7 @@
 """The judge on a checkpoint beside the epoch before: what moved, what should not have, and how far."""
 
 from collections.abc import Iterator
+from itertools import combinations
 from pathlib import Path
 
 import torch
@@ -9,12 +10,13 @@ from torch import Tensor
 from eagle3_core.checkpoint.archive import read_archive
 from eagle3_core.checkpoint.findings import Report
 from eagle3_core.checkpoint.judge_bytes import Part
-from eagle3_core.checkpoint.judge_files import CONFIG_NAME, MEANINGLESS, changed_keys, flat_config
+from eagle3_core.checkpoint.judge_files import CONFIG_NAME, changed_keys, flat_config
 from eagle3_core.checkpoint.judge_state import OPTIMIZER_NAME, OptimizerState, parse_state
 from eagle3_core.checkpoint.judge_tensors import FLOATS
 from eagle3_core.checkpoint.manifest import Manifest, read_manifest
 from eagle3_core.checkpoint.stream import Stream
 from eagle3_core.checkpoint.weights import DrafterWeights, Entry, open_drafter_weights
+from eagle3_core.contract.drafter_keys import means_nothing
 from eagle3_core.contract.jsonfiles import read_json_object
 from eagle3_core.contract.weight_files import TensorLocation
 from eagle3_core.errors import BadInput, UnreadableFile
@@ -30,6 +32,8 @@ _SAME_TENSOR, _OTHER_TENSOR = 0.8, 0.5
 """Cosine between samples of one tensor a step of training apart is near 1, between two tensors near 0."""
 
 _SCALE = 4.0
+_NEARER = 2.0
+"""Of two vectors that were swapped, times by which each is nearer to what the other was; by chance it is below 1."""
 
 
 class Previous:
@@ -173,6 +177,21 @@ def _compare_values(report: Report, weights: DrafterWeights, previous: Previous,
             code = "unlike_previous" if swapped is None else "tensors_swapped"
             what = f"is turned away (cosine {own:.2f}) from itself" if swapped is None else f"is what {swapped} was"
             report.add(code, f"{name} {what} in {previous.path.name}", file=entry.file, tensor=name)
+    vectors = {name: _sample(weights.entries[name]) for name in old if len(before[name].shape) == 1}
+    for name, other in _swapped_vectors({name: now for name, now in vectors.items() if now is not None}, old):
+        file = weights.entries[name].file
+        report.add("tensors_swapped", f"{name} is what {other} was in {previous.path.name}", file=file, tensor=name)
+
+
+def _swapped_vectors(now: dict[str, Tensor], old: dict[str, Tensor]) -> Iterator[tuple[str, str]]:
+    """Norms and biases of which each is nearer to what the other was: all of them point the same way, near ones."""
+    for one, other in combinations(sorted(now), 2):
+        if not now[one].shape == now[other].shape == old[one].shape == old[other].shape:
+            continue
+        own = min(float((now[name] - old[name]).norm()) for name in (one, other))
+        crossed = max(float((now[one] - old[other]).norm()), float((now[other] - old[one]).norm()))
+        if crossed * _NEARER < own:
+            yield from ((one, other), (other, one))
 
 
 def _sample(entry: Entry) -> Tensor | None:
@@ -208,7 +227,7 @@ def _compare_configs(report: Report, directory: Path, previous: Path) -> None:
         now, then = (flat_config(read_json_object(d / CONFIG_NAME)) for d in (directory, previous))
     except BadInput:
         return  # told where it is read
-    keys = [key for key in changed_keys(now, then) if key.rpartition(".")[2] not in MEANINGLESS]
+    keys = [key for key in changed_keys(now, then) if not means_nothing(key, now, then)]
     if keys:
         report.add(
             "config_changed",

@@ -5,6 +5,7 @@ Muon + AdamW         a list of two such dicts                                  (
 FSDP                 the same, keyed by parameter name instead of number
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +33,7 @@ class OptimizerState:
     archive: Archive
     by_name: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     listed: list[str] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)
     named: bool = True
 
     @property
@@ -85,6 +87,9 @@ def check_state(
     else:
         _check_shapes_only(report, file, state, weights)
     _check_steps(report, file, state, manifest)
+    for rate in state.rates:
+        if not 0 <= rate < math.inf:
+            report.add("optimizer_mismatch", f"the optimizer's learning rate is {rate}", file=file)
     return state
 
 
@@ -97,8 +102,17 @@ def _check_scheduler(report: Report, file: Path) -> None:
         add_unreadable(report, error)
         return
     parts = data if isinstance(data, list) else [data]
-    if not parts or not all(isinstance(part, Mapping) for part in parts):
+    schedules = [part for part in parts if isinstance(part, Mapping)]
+    if not parts or len(schedules) < len(parts):
         report.add("scheduler_layout", f"{SCHEDULER_NAME} holds {type(data).__name__}, not a state dict", file=file)
+        return
+    for key, value in ((key, value) for schedule in schedules for key, value in schedule.items()):
+        if any(isinstance(number, float) and not math.isfinite(number) for number in _listed(value)):
+            report.add("scheduler_layout", f"{key} of {SCHEDULER_NAME} is {value}", file=file)
+
+
+def _listed(value: object) -> list[object]:
+    return value if isinstance(value, list) else [value]
 
 
 def parse_state(archive: Archive) -> OptimizerState | None:
@@ -113,6 +127,7 @@ def parse_state(archive: Archive) -> OptimizerState | None:
         names = _names(groups)
         if names is None:
             return None
+        result.rates.extend(rate for group in groups if isinstance(rate := group.get("lr"), float))
         result.named &= all(not name.startswith("#") for name in names.values())
         result.listed.extend(names.values())
         for key, values in states.items():

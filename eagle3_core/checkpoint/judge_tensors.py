@@ -25,6 +25,8 @@ def check_config(report: Report, directory: Path, source: DrafterSource, weights
     report.add("config_note", f"read as {source.format}", file=file)
     for reason in source.unjudged:
         report.add("unsupported_part", f"config.json: {reason}", file=file)
+    for fault in source.faults:
+        report.add("bad_config", fault, file=file)
     for note in source.notes:
         speculators = source.format == "speculators"
         if note.startswith("norm_before_residual is not stated") and speculators:
@@ -35,6 +37,10 @@ def check_config(report: Report, directory: Path, source: DrafterSource, weights
             report.add("aux_ids_not_stated", note, file=file)
         else:
             report.add("config_note", note, file=file)
+    plain = all(entry.dtype in FLOATS for name, entry in weights.entries.items() if name not in ("d2t", "t2d"))
+    places = [source.raw, source.raw.get("transformer_layer_config")]
+    if plain and any(isinstance(place, dict) and place.get("quantization_config") is not None for place in places):
+        report.add("quantised_config", "quantization_config is there, yet no tensor is quantised", file=file)
     if source.tied and source.config.draft_vocab_size != source.config.vocab_size:
         report.add(
             "tied_head",
@@ -54,7 +60,10 @@ def _check_aux_ids(report: Report, file: Path, source: DrafterSource, weights: D
     if columns is not None and columns != count * width:
         said = f"{count} layer ids {list(ids)}" if ids is not None else "no layer ids, so servers take 3"
         key = "target_hidden_size" if source.target_hidden_size else "hidden_size"
-        fits = f"; target_hidden_size {columns // count} would fit" if columns % count == 0 else ""
+        fitting = [f"{columns // width} states"] if columns % width == 0 else []
+        if columns % count == 0 and columns // count > width:
+            fitting.append(f"target_hidden_size {columns // count}")
+        fits = f"; {' or '.join(fitting)} would fit" if fitting else ""
         report.add(
             "aux_id_count",
             f"fc.weight takes {columns} columns, but config.json gives {said} x {key} {width} = {count * width}{fits}",

@@ -56,8 +56,9 @@ class Manifest:
 def read_manifest(path: Path) -> Manifest | str | None:
     """The manifest of a checkpoint directory; None where there is none; a sentence where it is broken."""
     file = path / MANIFEST_NAME
-    if not file.exists():
-        return None
+    if not file.is_file():
+        there = file.exists() or file.is_symlink()
+        return f"{MANIFEST_NAME} is not a regular file" if there else None
     try:
         with file.open("rb") as opened:
             data = json.loads(opened.read(_MAX_BYTES))

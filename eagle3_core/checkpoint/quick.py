@@ -4,17 +4,18 @@ The checks stand in judge_files (completeness), judge_tensors (names, shapes), j
 (optimizer, schedule) and judge_verifier (sizes of the verifier); judge.py goes on from what `inspect` returns.
 """
 
+from codecs import BOM_UTF8
 from dataclasses import dataclass
 from pathlib import Path
 
 from eagle3_core.checkpoint.findings import Report, Verdict
-from eagle3_core.checkpoint.judge_files import add_unreadable, check_files
+from eagle3_core.checkpoint.judge_files import CONFIG_NAME, add_unreadable, check_files, check_strays
 from eagle3_core.checkpoint.judge_map import check_map
 from eagle3_core.checkpoint.judge_state import OptimizerState, check_state
 from eagle3_core.checkpoint.judge_tensors import check_config, check_names
 from eagle3_core.checkpoint.judge_verifier import VerifierParts, check_against_verifier
 from eagle3_core.checkpoint.manifest import Manifest
-from eagle3_core.checkpoint.servability import judge_servers
+from eagle3_core.checkpoint.servability import tell_servers
 from eagle3_core.checkpoint.weights import DrafterWeights, has_weights, open_drafter_weights
 from eagle3_core.contract.drafter_files import DrafterSource, describe_drafter
 from eagle3_core.errors import BadInput, CheckpointError, NotADrafter, UnreadableFile
@@ -53,7 +54,7 @@ def judge_quick(path: Path, *, verifier: Path | None = None, expect_drafter: boo
     report = Report(path)
     found = inspect(report, path, verifier, expect_drafter)
     if found is not None and found.source is not None and found.weights is not None:
-        report.servers = judge_servers(found.source, found.weights, found.verifier)
+        tell_servers(report, found.path / CONFIG_NAME, found.source, found.weights, found.verifier)
     return report.verdict("quick")
 
 
@@ -62,7 +63,7 @@ def inspect(report: Report, path: Path, verifier: Path | None, expect_drafter: b
     if path.is_file() and path.suffix in _WEIGHT_SUFFIXES:
         return Inspected(path, None, weights=_open(report, path), drafter=False)
     try:
-        directory = _checkpoint_directory(report, path)
+        directory = checkpoint_directory(report, path)
         if directory is None:
             return None
         if not expect_drafter and _is_another_model(directory):
@@ -83,6 +84,7 @@ def _inspect_drafter(report: Report, directory: Path, verifier: Path | None) -> 
     weights = _open(report, directory)
     if weights is None:
         return Inspected(directory, manifest, source)
+    check_strays(report, directory, weights.files)
     targets = parts = None
     if source is not None:
         check_config(report, directory, source, weights)
@@ -107,7 +109,7 @@ def _is_another_model(directory: Path) -> bool:
     return False
 
 
-def _checkpoint_directory(report: Report, path: Path) -> Path | None:
+def checkpoint_directory(report: Report, path: Path) -> Path | None:
     """The directory to judge: the one given, or the latest epoch in it."""
     if not path.is_dir():
         report.unreadable = True
@@ -137,7 +139,10 @@ def _config(report: Report, directory: Path) -> DrafterSource | None:
             report.add("missing_file", "config.json is missing", file=file)
         return None
     try:
-        return describe_drafter(directory)
+        source = describe_drafter(directory)
+        if file.read_bytes().startswith(BOM_UTF8):
+            report.add("bad_config", "begins with a byte order mark: servers take it for no JSON", file=file)
+        return source
     except CheckpointError as error:
         report.add("bad_config", str(error).removeprefix(f"{file}: "), file=file)
         return None

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from eagle3_core.checkpoint.findings import Effect, Proof, Server
 from eagle3_core.checkpoint.serving_conditions import (
     Condition,
+    beyond,
     disordered,
     dropped_by_sglang,
     dropped_by_vllm,
@@ -20,6 +21,7 @@ from eagle3_core.checkpoint.serving_conditions import (
     lost,
     mla,
     native_gap,
+    one_layer_early,
     other_count,
     reduced_without,
     rope_twice,
@@ -97,12 +99,13 @@ RULES: tuple[Rule, ...] = (
     Rule("other_width", ("speculators",), "refuses", "source", "core.py load_verifier_weights",
          lambda f: f"target_hidden_size {f.width}" if f.width != f.source.config.hidden_size else None,
          "It cannot be served from this format."),
-    Rule("layer_beyond", ("speculators",), "refuses", "provoked", "ValueError since 0.9.0",
-         lambda f: f"layer ids reach {max(f.trained_states or (0,))}" if f.verifier is not None and max(
-             f.trained_states or (0,)) > f.verifier.num_hidden_layers else None, "Ids go from 0 to the layers."),
+    Rule("layer_beyond", ("speculators",), "refuses", "provoked", "ValueError since 0.9.0", beyond,
+         "Ids go from 0 to the layers."),
+    Rule("layer_beyond", (*_VLLM, "sglang"), "refuses", "source", "the loop over layers never gets there, and fc is "
+         "given too few states", beyond, "Ids go from 0 to the layers."),
     Rule("layer_default", ("speculators",), "loads_wrongly", "provoked", "0.9.0 reads [2, N//2, N-3] where 0.3.0 wrote "
-         "none and captured one layer later", said(lambda f: f.source.captured_after and f.top_ids is None,
-         "written by speculators 0.3 without layer ids"), "Write [3, N//2+1, N-2]."),
+         "none and captured one layer later", said(one_layer_early, "written by speculators 0.3 without layer ids"),
+         "Write [3, N//2+1, N-2]."),
     # vLLM
     Rule("unknown_tensor", _VLLM, "refuses", "provoked", "models/utils.py: no module or parameter named ...",
          unknown_to_vllm, "Remove or rename the tensor."),
@@ -116,6 +119,9 @@ RULES: tuple[Rule, ...] = (
          "eagle_config; one up on vLLM 0.32: 1.56 -> 1.50", wrong_states(first_runner), _WRITE_STATES),
     Rule("layer_states", ("vllm-v2",), "loads_wrongly", "source", "eagle3_utils.py: top level, else "
          "eagle_config.layer_ids, else [2, N//2, N-3]", wrong_states(second_runner), _WRITE_STATES),
+    Rule("layer_default", _VLLM, "loads_wrongly", "source", "takes [2, N//2, N-3] where there are no ids, one layer "
+         "before what 0.3.0 captured", said(lambda f: one_layer_early(f) and f.verifier is None,
+         "written by speculators 0.3 without layer ids"), "Write [3, N//2+1, N-2]."),
     Rule("layer_states_unknown", ("vllm-v1",), "note", "source", "gpu_model_runner.py", unknown_states(first_runner),
          _WRITE_STATES),
     Rule("layer_states_unknown", ("vllm-v2",), "note", "source", "eagle3_utils.py", unknown_states(second_runner),
@@ -125,6 +131,17 @@ RULES: tuple[Rule, ...] = (
     Rule("flag_default", _VLLM, "loads_wrongly", "source", "algos.py reads true where speculators' class reads false; "
          "left out on vLLM 0.32: 1.38 -> 1.32", said(lambda f: f.native and "norm_before_residual" not in f.raw,
          "norm_before_residual is not stated"), "Write the flag."),
+    Rule("aux_unused", (*_VLLM, "sglang"), "loads_wrongly", "source", "llama_eagle3.py of both makes no fc", said(
+         lambda f: not mla(f) and f.nested.get("use_aux_hidden_state") is False,
+         "eagle_config.use_aux_hidden_state is false"), "Write true."),
+    Rule("activation", (*_VLLM, "sglang"), "refuses", "source", "llama.py of both: Only silu is supported for now",
+         said(lambda f: f.source.config.hidden_act != "silu", "hidden_act is not silu"), "It cannot be served."),
+    Rule("model_type", (*_VLLM, "sglang"), "refuses", "source", "transformers 5 configuration_auto.py: Unrecognized "
+         "model", said(lambda f: not f.native and not f.raw.get("model_type"), "model_type is not stated"),
+         "Write model_type."),
+    Rule("quantised", _VLLM, "refuses", "source", "vllm#25883, #26590: looks for scales that are not there", said(
+         lambda f: f.layer.get("quantization_config") is not None, "quantization_config beside plain tensors"),
+         "Remove quantization_config."),
     Rule("native_type", _VLLM, "refuses", "provoked", "transformers_utils/config.py:361", said(
          lambda f: f.native and "model_type" in f.raw, "model_type beside speculators_config hides the format"),
          "Remove model_type."),

@@ -92,6 +92,8 @@ def unknown_states(served: Callable[[Facts], States | None]) -> Condition:
     def when(facts: Facts) -> str | None:
         if facts.trained_states is not None and served(facts) is not None:
             return None
+        if facts.native and one_layer_early(facts):
+            return None  # whatever the verifier, they are others: told by another rule
         if facts.trained_states is None:
             return "the checkpoint does not say which states it was trained on"
         return "which states it feeds depends on the verifier, which is not given"
@@ -121,8 +123,10 @@ def short_positions(facts: Facts) -> str | None:
 def unregistered(facts: Facts) -> str | None:
     """Whether vLLM knows the class that `architectures` becomes."""
     name = facts.architecture
-    if facts.native or not name:
+    if facts.native:
         return None
+    if not name:
+        return "architectures names no class"
     full = name if name.startswith("Eagle3") or name.endswith("Eagle3") else f"Eagle3{name}"
     return None if full in _VLLM_CLASSES else f"architecture {full} is not registered"
 
@@ -158,6 +162,18 @@ def rope_twice(facts: Facts) -> str | None:
     if inner is None or old is None or inner == old:
         return None
     return f"rope_parameters.rope_theta is {inner}, rope_theta {old}: transformers 5 reads the one, 4 the other"
+
+
+def one_layer_early(facts: Facts) -> bool:
+    """Whether servers feed the states one layer before those that speculators 0.3 captured."""
+    return facts.source.captured_after and facts.top_ids is None
+
+
+def beyond(facts: Facts) -> str | None:
+    """Whether layer ids go beyond the verifier's last layer."""
+    highest = max(facts.trained_states or (0,))
+    layers = None if facts.verifier is None else facts.verifier.num_hidden_layers
+    return f"layer ids reach {highest}, the verifier has {layers} layers" if layers and highest > layers else None
 
 
 def disordered(facts: Facts) -> str | None:

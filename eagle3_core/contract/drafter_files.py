@@ -17,6 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from eagle3_core.contract.drafter_config import MLA, DrafterConfig
+from eagle3_core.contract.drafter_keys import misspelt, peculiar
 from eagle3_core.contract.jsonfiles import read_json_object
 from eagle3_core.contract.rope import normalise_rope
 from eagle3_core.contract.weight_files import read_weight_files
@@ -34,6 +35,17 @@ KEPT_KEY = "eyas_verifier"
 
 _AUX_KEY = "eagle_aux_hidden_state_layer_ids"
 
+_SCALING: dict[str, tuple[str, ...]] = {
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "yarn": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+}
+"""What each kind of rope cannot be computed without."""
+
+_SCALING_NUMBERS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+_TWICE = frozenset({"rope_base_conflict", "rope_type_conflict", "rope_section_conflict"})
+
 
 @dataclass(frozen=True)
 class DrafterSource:
@@ -44,7 +56,8 @@ class DrafterSource:
     verifier_name: what the config says about its verifier, if anything.
     notes: decisions made in reading, one sentence each.
     unsupported: what DrafterConfig cannot say; training refuses such a source.
-    unjudged: those of `unsupported` whose tensors the judge does not know either.
+    unjudged: those of `unsupported` that the judge does not know either.
+    faults: what it says in two ways or misspells, one sentence each.
     extras: mlp_bias, fc_bias: parts with tensors of their own.
     target_hidden_size: width of the aux states where it is not hidden_size.
     captured_after: made by speculators 0.3, whose layer ids mean the state after the layer and are not written.
@@ -58,6 +71,7 @@ class DrafterSource:
     notes: list[str] = field(default_factory=list)
     unsupported: list[str] = field(default_factory=list)
     unjudged: list[str] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
     extras: frozenset[str] = frozenset()
     target_hidden_size: int | None = None
     captured_after: bool = False
@@ -69,9 +83,12 @@ def read_drafter_config(path: Path) -> DrafterSource:
     """The config of a drafter that Eyas can train on or evaluate; of a directory or of a config file of any name.
 
     Raises:
-        CheckpointError: no or a broken config, not an EAGLE-3 drafter, or one with parts Eyas does not know.
+        CheckpointError: no or a broken config, one that contradicts itself, not an EAGLE-3 drafter, or one with parts
+            Eyas does not know.
     """
     source = describe_drafter(path)
+    if source.faults:
+        raise CheckpointError(f"{_config_file(path)}: {source.faults[0]}")
     if source.unsupported:
         raise CheckpointError(f"{_config_file(path)}: not supported: {'; '.join(source.unsupported)}")
     return source
@@ -95,14 +112,22 @@ def describe_drafter(path: Path) -> DrafterSource:
     sizes = whole.get("transformer_layer_config") if speculators else whole
     if not isinstance(sizes, dict):
         raise CheckpointError(f"{file}: transformer_layer_config is {sizes!r}, not an object")
-    nested = whole.get("eagle_config")
-    nested = nested if isinstance(nested, dict) else {}
-    form = "speculators" if speculators else _hf_format(file, whole, nested)
+    nested = whole.get("eagle_config") or {}
+    if not isinstance(nested, dict):
+        raise CheckpointError(f"{file}: eagle_config is {nested!r}, not an object")
+    architectures = whole.get("architectures") or []
+    if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
+        raise CheckpointError(f"{file}: architectures is {architectures!r}, not a list of names")
+    form = "speculators" if speculators else _hf_format(file, whole, nested, architectures)
     notes: list[str] = []
+    faults: list[str] = []
     target = _number(file, whole, "target_hidden_size")
-    config = _drafter_config(file, whole, sizes, nested, notes)
-    unjudged = _unjudged(sizes, speculators)
-    extras = _extras(whole, sizes)
+    config = _drafter_config(file, whole, sizes, nested, notes, faults)
+    inner = (sizes.get(key) for key in ("rope_scaling", "rope_parameters"))
+    places = [whole, *([sizes] if speculators else []), nested, *(place for place in inner if isinstance(place, dict))]
+    faults.extend(misspelt(places))
+    unjudged = _unjudged(sizes, speculators) + peculiar(places)
+    extras = _extras(file, whole, sizes)
     wide = [f"target_hidden_size {target} unlike hidden_size {config.hidden_size}"]
     return DrafterSource(
         config=config,
@@ -111,10 +136,11 @@ def describe_drafter(path: Path) -> DrafterSource:
         notes=notes,
         unsupported=unjudged + sorted(extras) + (wide if target not in (None, config.hidden_size) else []),
         unjudged=unjudged,
+        faults=faults,
         extras=extras,
         target_hidden_size=target,
         captured_after=_by_speculators_0_3(whole),
-        tied=whole.get("tie_word_embeddings") is True or sizes.get("tie_word_embeddings") is True,
+        tied=_truth(file, whole, "tie_word_embeddings") or _truth(file, sizes, "tie_word_embeddings"),
         raw=whole,
     )
 
@@ -127,9 +153,7 @@ def _by_speculators_0_3(whole: Mapping[str, Any]) -> bool:
     return str(whole.get("speculators_version", "")).startswith("0.3.")
 
 
-def _hf_format(file: Path, whole: Mapping[str, Any], nested: Mapping[str, Any]) -> str:
-    names = whole.get("architectures")
-    names = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+def _hf_format(file: Path, whole: Mapping[str, Any], nested: Mapping[str, Any], names: list[str]) -> str:
     if "use_aux_hidden_state" in nested and "next_layer_regular" in nested:
         return "modelopt"
     if any("eagle3" in name.lower() for name in names):
@@ -142,7 +166,12 @@ def _hf_format(file: Path, whole: Mapping[str, Any], nested: Mapping[str, Any]) 
 
 
 def _drafter_config(
-    file: Path, whole: Mapping[str, Any], sizes: dict[str, Any], nested: Mapping[str, Any], notes: list[str]
+    file: Path,
+    whole: Mapping[str, Any],
+    sizes: dict[str, Any],
+    nested: Mapping[str, Any],
+    notes: list[str],
+    faults: list[str],
 ) -> DrafterConfig:
     hidden, heads = _need(file, sizes, "hidden_size"), _need(file, sizes, "num_attention_heads")
     vocab = _need(file, sizes, "vocab_size")
@@ -154,12 +183,11 @@ def _drafter_config(
     kv_heads = _number(file, sizes, "num_key_value_heads") or heads
     if heads % kv_heads:
         raise CheckpointError(f"{file}: num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}")
-    ids = _aux_ids(file, whole, nested, notes)
+    ids = _aux_ids(file, whole, nested, notes, faults)
     head_dim = _number(file, sizes, "head_dim") or hidden // heads
     try:
         mla = _mla(file, whole, sizes)
-        rope, warnings = normalise_rope(sizes, str(file))
-        notes.extend(message for _, message in warnings)
+        rope = _rope(file, sizes, notes, faults)
         return DrafterConfig(
             hidden_size=hidden,
             intermediate_size=_need(file, sizes, "intermediate_size"),
@@ -171,15 +199,17 @@ def _drafter_config(
             vocab_size=vocab,
             draft_vocab_size=draft or vocab,
             aux_layer_ids=ids,
-            rms_norm_eps=_or_note(sizes, "rms_norm_eps", 1e-6, notes),
-            max_position_embeddings=_or_note(sizes, "max_position_embeddings", 2048, notes),
+            rms_norm_eps=_or_note(_fraction(file, sizes, "rms_norm_eps"), "rms_norm_eps", 1e-6, notes),
+            max_position_embeddings=_or_note(
+                _number(file, sizes, "max_position_embeddings"), "max_position_embeddings", 2048, notes
+            ),
             rope=rope,
             hidden_act=sizes.get("hidden_act") or "silu",
-            attention_bias=bool(sizes.get("attention_bias")),
+            attention_bias=_truth(file, sizes, "attention_bias"),
             qk_norm=sizes.get("model_type") == "qwen3",
             sliding_window=_window(file, sizes),
             num_aux_states=_aux_count(file, whole, nested, ids, hidden),
-            own_embedding=whole.get("embed_requires_grad") is True,
+            own_embedding=_truth(file, whole, "embed_requires_grad"),
             bos_token_id=sizes.get("bos_token_id"),
             eos_token_id=sizes.get("eos_token_id"),
             **{flag: _flag(file, flag, whole, nested, notes) for flag in FLAGS},
@@ -190,6 +220,24 @@ def _drafter_config(
         raise CheckpointError(f"{file}: {key} is {first['input']!r}: {first['msg']}") from error
     except BadInput as error:
         raise CheckpointError(str(error)) from error
+
+
+def _rope(file: Path, sizes: Mapping[str, Any], notes: list[str], faults: list[str]) -> dict[str, Any]:
+    """The rotation, with the numbers its kind needs."""
+    rope, warnings = normalise_rope(sizes, str(file))
+    for code, message in warnings:
+        if code in _TWICE:
+            faults.append(message.removeprefix(f"{file}: "))
+        else:
+            notes.append(message)
+    kind = rope["rope_type"]
+    for key in _SCALING_NUMBERS:
+        value = rope.get(key)
+        if value is None and key in _SCALING.get(kind, ()):
+            raise CheckpointError(f"{file}: {key} is missing, which rope_type {kind} needs")
+        if value is not None and not (type(value) in (int, float) and value > 0):
+            raise CheckpointError(f"{file}: {key} of rope is {value!r}, not a positive number")
+    return rope
 
 
 def _flag(file: Path, name: str, whole: Mapping[str, Any], nested: Mapping[str, Any], notes: list[str]) -> bool:
@@ -209,7 +257,7 @@ def _flag(file: Path, name: str, whole: Mapping[str, Any], nested: Mapping[str, 
 
 
 def _aux_ids(
-    file: Path, whole: Mapping[str, Any], nested: Mapping[str, Any], notes: list[str]
+    file: Path, whole: Mapping[str, Any], nested: Mapping[str, Any], notes: list[str], faults: list[str]
 ) -> tuple[int, ...] | None:
     top = _id_list(file, whole, "")
     inner = _id_list(file, nested, "eagle_config.")
@@ -225,7 +273,11 @@ def _aux_ids(
                 "speculators 0.3 trained on states captured after layers 2, N//2, N-3, one later than servers take"
             )
     if top is not None and inner is not None and top != read:
-        notes.append(f"{_AUX_KEY} is {list(top)} at the top and {list(inner)} in eagle_config: the top is used")
+        said = f"{_AUX_KEY} is {list(top)} at the top and {list(inner)} in eagle_config"
+        if inner in (top, tuple(value - 1 for value in top)):
+            notes.append(f"{said}: the top is used")
+        else:  # SGLang takes them for states or for outputs of layers, and would be wrong with either
+            faults.append(said)
     return top if top is not None else read
 
 
@@ -298,11 +350,9 @@ def _unjudged(sizes: Mapping[str, Any], speculators: bool) -> list[str]:
     return found
 
 
-def _extras(whole: Mapping[str, Any], sizes: Mapping[str, Any]) -> frozenset[str]:
-    found = {key for key in ("mlp_bias", "fc_bias") if sizes.get(key) or whole.get(key)}
-    if sizes.get("bias") or whole.get("bias"):
-        found.add("fc_bias")
-    return frozenset(found)
+def _extras(file: Path, whole: Mapping[str, Any], sizes: Mapping[str, Any]) -> frozenset[str]:
+    keys = {"mlp_bias": "mlp_bias", "fc_bias": "fc_bias", "bias": "fc_bias"}
+    return frozenset(part for key, part in keys.items() if _truth(file, sizes, key) or _truth(file, whole, key))
 
 
 def _verifier_name(whole: Mapping[str, Any]) -> str | None:
@@ -321,6 +371,20 @@ def _number(file: Path, config: Mapping[str, Any], key: str) -> int | None:
     return value
 
 
+def _truth(file: Path, config: Mapping[str, Any], key: str) -> bool:
+    value = config.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise CheckpointError(f"{file}: {key} is {value!r}, not true or false")
+    return value is True
+
+
+def _fraction(file: Path, config: Mapping[str, Any], key: str) -> float | None:
+    value = config.get(key)
+    if value is not None and not (type(value) in (int, float) and 0 < value < 1):
+        raise CheckpointError(f"{file}: {key} is {value!r}, not a number between 0 and 1")
+    return value
+
+
 def _count(file: Path, config: Mapping[str, Any], key: str) -> int | None:
     """A number that tensors are listed by, so that nonsense must not make the list endless."""
     value = _number(file, config, key)
@@ -336,8 +400,7 @@ def _need(file: Path, config: Mapping[str, Any], key: str) -> int:
     return value
 
 
-def _or_note(sizes: Mapping[str, Any], key: str, default: Any, notes: list[str]) -> Any:
-    value = sizes.get(key)
+def _or_note(value: Any, key: str, default: Any, notes: list[str]) -> Any:
     if value is None:
         notes.append(f"{key} is not stated: {default:g} is read, the default of its class")
         return default

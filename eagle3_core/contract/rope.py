@@ -42,6 +42,8 @@ def normalise_rope(
     """
     warnings: Warnings = []
     section, origin = _section(config, where)
+    if other := _contradiction(config):
+        warnings.append(("rope_section_conflict", f"{where}: {other}"))
     kind = section.get("rope_type") or section.get("type") or "default"
     if not isinstance(kind, str) or (kind := _ALIASES.get(kind, kind)) not in ROPE_TYPES:
         raise BadInput(f"{where}: unknown rope_type {kind!r} in {origin}; known are {', '.join(ROPE_TYPES)}")
@@ -85,6 +87,18 @@ def _section(config: Mapping[str, Any], where: str) -> tuple[dict[str, Any], str
             "it is not clear which one the drafter should follow"
         )
     return {}, "config"
+
+
+def _contradiction(config: Mapping[str, Any]) -> str | None:
+    """Where both layouts stand and say different things; the older one wins in transformers of either layout."""
+    new, old = config.get("rope_parameters"), config.get("rope_scaling")
+    if not (isinstance(new, dict) and new and isinstance(old, dict) and old):
+        return None
+    kinds = [section.get("rope_type") or section.get("type") for section in (new, old)]
+    differing = sorted(key for key in (new.keys() & old.keys()) - {"type", "rope_type"} if new[key] != old[key])
+    if kinds[0] == kinds[1] and not differing:
+        return None
+    return f"rope_parameters and rope_scaling differ in {', '.join(differing or ['rope_type'])}"
 
 
 def _is_local(name: str) -> bool:

@@ -1,6 +1,8 @@
 """The judge: every fault is named by file and tensor, and sound checkpoints of all kinds pass."""
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +67,7 @@ def test_a_lone_weight_file(checkpoint: Path) -> None:
     [
         ("speculators-0.9.0/0", "valid", []),
         ("speculators-0.9.0", "valid", []),
-        ("speculators-0.3.0/0", "suspect", ["aux_ids_off_by_one"]),
+        ("speculators-0.3.0/0", "suspect", ["aux_ids_off_by_one", "not_served"]),
         ("specforge-hf", "valid", []),
         ("specforge-sglang", "valid", []),
         ("modelopt", "valid", []),
@@ -131,6 +133,23 @@ def test_missing_and_short_files_are_named(checkpoint: Path, name: str) -> None:
 def test_a_broken_manifest(checkpoint: Path, content: str) -> None:
     (checkpoint / "manifest.json").write_text(content)
     assert found(judge(checkpoint), "manifest_broken").file == "manifest.json"
+
+
+@pytest.mark.parametrize(
+    ("key", "code"), [("comment", "config_note"), ("logit_scale", "config_edited"), ("layer_ids", "config_edited")]
+)
+def test_a_key_that_was_added_is_an_error_where_a_server_reads_it(checkpoint: Path, key: str, code: str) -> None:
+    file = checkpoint / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {key: 2}))
+    told = [finding.code for finding in judge(checkpoint).findings if finding.message.startswith(f"{key} is 2, was")]
+    assert told == [code]
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda file: file.symlink_to("nowhere")])
+def test_a_manifest_that_is_no_file(checkpoint: Path, make: Callable[[Path], None]) -> None:
+    (checkpoint / "manifest.json").unlink()
+    make(checkpoint / "manifest.json")
+    assert "not a regular file" in found(judge(checkpoint), "manifest_broken").message
 
 
 def test_what_lies_beside_is_told_and_never_executed(checkpoint: Path) -> None:
@@ -205,6 +224,13 @@ def test_a_tensor_that_does_not_belong_or_fit(tmp_path: Path, name: str, tensor:
         ({"draft_vocab_size": 0}, "bad_config", "draft_vocab_size is 0"),
         ({"transformer_layer_config": None}, "bad_config", "transformer_layer_config"),
         ({"norm_before_residual": ...}, "flag_not_stated", "norm_before_residual"),
+        ({"tie_word_embeddings": "true"}, "bad_config", "tie_word_embeddings is 'true'"),
+        ({"architectures": "Eagle3DraftModel"}, "bad_config", "not a list of names"),
+        ({"eagle_config": "x"}, "bad_config", "eagle_config is 'x'"),
+        ({"eagle_config": {"use_aux_hidden_state": False}}, "unsupported_part", "use_aux_hidden_state is False"),
+        ({"logit_scale": 0.5}, "unsupported_part", "logit_scale is 0.5"),
+        ({"norm_output": ..., "norm_outputs": True}, "bad_config", "norm_output is missing"),
+        ({"Norm_Output": True, "norm_output": ...}, "bad_config", "norm_output is missing"),
     ],
 )
 def test_a_config_that_contradicts_itself_or_the_tensors(
@@ -214,6 +240,40 @@ def test_a_config_that_contradicts_itself_or_the_tensors(
     assert verdict.verdict == ("suspect" if CODES[code][0] == "warning" else "invalid")
     finding = found(verdict, code)
     assert words in finding.message or words == finding.tensor
+
+
+YARN = {"rope_type": "yarn", "rope_theta": 1e6}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "code", "words"),
+    [
+        ({"rms_norm_eps": "1e-5"}, "bad_config", "rms_norm_eps is '1e-5'"),
+        ({"rms_norm_eps": -1e-5}, "bad_config", "rms_norm_eps is -1e-05"),
+        ({"rms_norm_eps": True}, "bad_config", "rms_norm_eps is True"),
+        ({"max_position_embeddings": 0}, "bad_config", "max_position_embeddings is 0"),
+        ({"max_position_embeddings": "2048"}, "bad_config", "max_position_embeddings is '2048'"),
+        ({"attention_bias": "false"}, "bad_config", "attention_bias is 'false'"),
+        ({"hidden_act": "gelu"}, "unsupported_part", "hidden_act is 'gelu'"),
+        ({"rope_theta": 5.0}, "bad_config", "rope_theta is 5.0"),
+        ({"rope_parameters": YARN, "rope_scaling": None}, "bad_config", "factor is missing"),
+        ({"rope_parameters": YARN | {"factor": "32"}, "rope_scaling": None}, "bad_config", "factor of rope is '32'"),
+        ({"rope_scaling": YARN | {"factor": 32}}, "bad_config", "rope_parameters and rope_scaling differ"),
+        ({"partial_rotary_factor": 0.5}, "unsupported_part", "partial_rotary_factor is 0.5"),
+    ],
+)
+def test_sizes_and_rope_that_servers_would_take_otherwise_or_not_at_all(
+    tmp_path: Path, sizes: dict[str, Any], code: str, words: str
+) -> None:
+    layer = json.loads((write_drafter(tmp_path / "plain") / "config.json").read_text())["transformer_layer_config"]
+    verdict = judge(foreign(tmp_path, transformer_layer_config=layer | sizes))
+    assert verdict.verdict == ("suspect" if CODES[code][0] == "warning" else "invalid")
+    assert words in found(verdict, code).message
+
+
+def test_the_number_of_states_that_fc_takes_is_told(tmp_path: Path) -> None:
+    finding = found(judge(foreign(tmp_path, eagle_aux_hidden_state_layer_ids=[2, 4, 5, 6])), "aux_id_count")
+    assert finding.message.endswith("; 3 states would fit")
 
 
 def test_a_full_vocabulary(tmp_path: Path) -> None:
@@ -277,6 +337,29 @@ def test_padding_rows_of_the_embedding_are_no_fault(tmp_path: Path) -> None:
     verdict = judge(foreign(tmp_path, put("embed_tokens.weight", random(V, H).index_fill(0, torch.tensor([0, 7]), 0))))
     assert verdict.verdict == "valid"
     assert "2 rows" in found(verdict, "zero_embedding_rows").message
+    half = random(V, H).index_fill(0, torch.arange(V // 2), 0)
+    assert loud(judge(foreign(tmp_path / "half", put("embed_tokens.weight", half)))) == ["zero_rows"]
+
+
+@pytest.mark.parametrize("manifest", [True, False])
+def test_a_second_weight_file_that_servers_would_load_as_well(checkpoint: Path, manifest: bool) -> None:
+    if not manifest:
+        (checkpoint / "manifest.json").unlink()
+    (checkpoint / "._model.safetensors").write_bytes(b"left by a file manager")
+    assert judge(checkpoint).verdict == "valid"
+    save_file({"fc.weight": torch.ones(H, 3 * H)}, checkpoint / "model-old.safetensors")
+    finding = found(judge(checkpoint), "stray_weights")
+    assert (finding.severity, finding.file) == ("warning", "model-old.safetensors")
+    weight_map = dict.fromkeys(load_file(checkpoint / WEIGHTS), WEIGHTS)
+    (checkpoint / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    assert judge(checkpoint).verdict == "valid", "vLLM follows the index"
+
+
+def test_a_byte_order_mark_that_servers_do_not_read(tmp_path: Path) -> None:
+    path = foreign(tmp_path)
+    config = path / "config.json"
+    config.write_bytes(b"\xef\xbb\xbf" + config.read_bytes())
+    assert "byte order mark" in found(judge(path), "bad_config").message
 
 
 def test_a_plain_model_is_judged_by_its_weights_unless_a_drafter_is_expected(tmp_path: Path) -> None:

@@ -233,6 +233,10 @@ def test_deep_runs_the_drafter_and_resumes(trained: tuple[Path, dict[str, Any]])
     told = [finding.message for finding in verdict.findings if finding.code == "measured"]
     assert told[0].startswith("loss ")
     assert "goes on from step" in told[1]
+    latest = deep(path.parent, inputs)
+    assert (latest.verdict, latest.level, loud(latest)) == ("valid", "deep", []), "an output directory: its latest"
+    assert found(latest, "latest_judged")
+    assert [finding.code for finding in latest.findings].count("measured") == 2
 
 
 def test_deep_finds_what_reading_cannot(trained: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:

@@ -126,6 +126,17 @@ def test_an_optimizer_with_bad_numbers(tmp_path: Path) -> None:
     assert (finding.file, finding.tensor) == (OPTIMIZER, state["param_groups"][0]["param_names"][2])
 
 
+def test_an_optimizer_and_a_schedule_without_a_learning_rate(tmp_path: Path) -> None:
+    path = foreign(tmp_path)
+    state = optimizer_state(drafter_tensors())
+    state["param_groups"][0]["lr"] = float("nan")
+    torch.save(state, path / OPTIMIZER)
+    torch.save({"last_epoch": 3, "_last_lr": [float("inf")]}, path / "scheduler_state_dict.pt")
+    verdict = judge(path)
+    assert "learning rate is nan" in found(verdict, "optimizer_mismatch").message
+    assert found(verdict, "scheduler_layout").message == "_last_lr of scheduler_state_dict.pt is [inf]"
+
+
 def test_an_optimizer_without_some_states(tmp_path: Path) -> None:
     state = optimizer_state(drafter_tensors())
     del state["state"][0]
@@ -186,6 +197,24 @@ def test_weights_that_did_not_move(tmp_path: Path) -> None:
     verdict = judge(write_drafter(tmp_path, 2, tensors=moved, steps=2), previous=first)
     assert verdict.verdict == "valid"
     assert "fc.weight" in {f.tensor for f in verdict.findings if f.code == "tensor_unchanged"}
+
+
+def test_two_norms_that_were_swapped_are_told_by_the_epoch_before(tmp_path: Path) -> None:
+    names = ("norm.weight", "layers.0.hidden_norm.weight")
+
+    def norms(epoch: int) -> dict[str, Tensor]:
+        noise = (random(H, seed=number, dtype=torch.float32) for number in (1, 2, 10 * epoch, 10 * epoch + 1))
+        one, other, step, step_other = noise
+        values = 1 + one + 0.02 * step, 1 + other + 0.02 * step_other
+        return dict(zip(names, (value.bfloat16() for value in values), strict=True))
+
+    first = write_drafter(tmp_path, 0, tensors=drafter_tensors() | norms(1))
+    second = drafter_tensors(seed=90) | norms(2)
+    assert not judge(write_drafter(tmp_path, 1, tensors=second), previous=first).errors()
+    one, other = names
+    swapped_norms = second | {one: second[other], other: second[one]}
+    verdict = judge(write_drafter(tmp_path, 2, tensors=swapped_norms), previous=first)
+    assert {finding.tensor for finding in verdict.findings if finding.code == "tensors_swapped"} == set(names)
 
 
 def test_a_map_that_changed_between_epochs(tmp_path: Path) -> None:

@@ -241,6 +241,24 @@ def edit_meaning(path: Path, chance: Random) -> set[str]:
     return edit(path, key, value)
 
 
+def misspell(path: Path, chance: Random) -> set[str]:
+    """Another letter in a key for which servers would take a default."""
+    config = json.loads((path / "config.json").read_text())
+    inner = chance.random() < 0.5
+    place = config["transformer_layer_config"] if inner else config
+    keys = ("rms_norm_eps", "max_position_embeddings", "rope_parameters") if inner else ("norm_output", "fc_norm")
+    key = chance.choice(keys)
+    at = chance.randrange(len(key))
+    place[f"{key[:at]}#{key[at + 1 :]}"] = place.pop(key)
+    (path / "config.json").write_text(json.dumps(config))
+    return {key}
+
+
+def second_file(path: Path, _: Random) -> set[str]:
+    shutil.copy(path / WEIGHTS, path / "model-old.safetensors")
+    return {"model-old.safetensors"}
+
+
 def edit_ids(path: Path, chance: Random) -> set[str]:
     ids = chance.choice(([2, 2, 5], [5, 4, 2], [2, 4, 5, 8], [2, 4]))
     return edit(path, "eagle_aux_hidden_state_layer_ids", ids) | {"fc.weight", "config.json"}
@@ -283,6 +301,8 @@ KINDS: dict[str, Change] = {
     "scaled": rewrite(scale),
     "size": edit_size,
     "meaning": edit_meaning,
+    "misspelt": misspell,
+    "second file": second_file,
     "layer ids": edit_ids,
     "vocabulary size": edit_vocabulary,
     "cut": cut,
@@ -388,7 +408,10 @@ def reorder_config(path: Path, chance: Random) -> None:
 
 
 def note_in_config(path: Path, chance: Random) -> None:
-    edit(path, chance.choice(("transformers_version", "transformer_layer_config.initializer_range")), "5.20.0")
+    keys = ("transformers_version", "_commit_hash", "license", "comment")
+    inner = ("initializer_range", "attention_dropout", "bos_token_id", "_attn_implementation")
+    key, inside = chance.choice((*((key, False) for key in keys), *((key, True) for key in inner)))
+    edit(path, f"transformer_layer_config.{key}" if inside else key, 2)
 
 
 @pytest.mark.parametrize("manifest", [True, False])

@@ -170,6 +170,7 @@ NESTED = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, 5]}}
         ({"eagle_config": ..., "num_aux_hidden_states": ...}, "vllm-v1", "loads", None),
         ({"eagle_config": ..., "num_aux_hidden_states": ...}, "sglang", "loads", None),
         ({"num_aux_hidden_states": 4}, "vllm-v1", "refuses", "fc_width"),
+        ({"eagle_aux_hidden_state_layer_ids": [2, 4, 99]}, "vllm-v2", "refuses", "layer_beyond"),
         ({"num_aux_hidden_states": 4}, "sglang", "refuses", "fc_width"),
         ({"norm_before_residual": True}, "sglang", "loads_wrongly", "residual_norm"),
         ({"norm_before_residual": True}, "vllm-v1", "loads", None),
@@ -182,6 +183,11 @@ NESTED = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, 5]}}
         ({"architectures": ["Eagle3Qwen3ForCausalLM"]}, "sglang", "refuses", "architecture"),
         ({"architectures": ["LlamaForCausalLM"]}, "vllm-v1", "loads", None),
         ({"architectures": ["Eagle3FalconForCausalLM"]}, "vllm-v1", "refuses", "architecture"),
+        ({"eagle_config": {"use_aux_hidden_state": False}}, "vllm-v2", "loads_wrongly", "aux_unused"),
+        ({"hidden_act": "gelu"}, "sglang", "refuses", "activation"),
+        ({"model_type": ...}, "vllm-v1", "refuses", "model_type"),
+        ({"architectures": []}, "vllm-v2", "refuses", "architecture"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "vllm-v1", "refuses", "quantised"),
         (
             {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
             "vllm-v1",
@@ -238,7 +244,7 @@ def test_latent_attention_is_judged_by_its_own_names_and_shapes(tmp_path: Path) 
     ("name", "expected"),
     [
         ("speculators-0.9.0/0", ("loads", "loads", "loads", "refuses")),
-        ("speculators-0.3.0/0", ("loads_wrongly", "loads", "loads", "refuses")),
+        ("speculators-0.3.0/0", ("loads_wrongly", "loads_wrongly", "loads_wrongly", "refuses")),
         ("specforge-sglang", ("refuses", "loads", "loads", "loads")),
         ("specforge-hf", ("refuses", "loads", "loads", "loads")),
         # Its ids are outputs of layers, in eagle_config alone: vLLM's V1 runner takes them for states.
@@ -255,6 +261,35 @@ def test_speculators_0_3_is_served_one_layer_early(tmp_path: Path) -> None:
     found = outcomes(path, write_verifier(tmp_path / "verifier"))["vllm-v1"]
     told = [reason.message for reason in found.reasons if reason.rule == "layer_states"]
     assert told == ["it feeds states [2, 4, 5], the drafter was trained on [3, 5, 6]"]
+
+
+@pytest.mark.parametrize(
+    ("config", "code", "words"),
+    [
+        ({"architectures": ["Eagle3FalconForCausalLM"]}, "not_served", "sglang: architecture Eagle3FalconForCausalLM"),
+        ({"model_type": ...}, "not_served", "vllm-v1, vllm-v2, sglang: model_type is not stated"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantised_config", "quantization_config"),
+    ],
+)
+def test_what_no_server_serves_is_not_called_valid(
+    tmp_path: Path, config: dict[str, Any], code: str, words: str
+) -> None:
+    path = hf_style(tmp_path, **config)
+    for verdict in (judge_quick(path), judge(path)):
+        told = {finding.code: finding.message for finding in verdict.findings}
+        assert (verdict.verdict, words in told[code]) == ("suspect", True)
+
+
+@pytest.mark.parametrize(
+    ("top", "nested", "word"),
+    [([2, 4, 5], [1, 3, 4], "valid"), ([3, 5, 6], [3, 5, 6], "valid"), ([3, 4, 5], [1, 3, 4], "invalid")],
+)
+def test_layer_ids_at_both_places_that_no_family_of_verifiers_makes_the_same(
+    tmp_path: Path, top: list[int], nested: list[int], word: str
+) -> None:
+    config = {"eagle_aux_hidden_state_layer_ids": top, "eagle_config": {"eagle_aux_hidden_state_layer_ids": nested}}
+    verdict = judge(hf_style(tmp_path, **config))
+    assert (verdict.verdict, f"{top} at the top and {nested}" in verdict.errors()) == (word, word == "invalid")
 
 
 def test_a_changed_embedding_is_replaced_by_sglang_alone(tmp_path: Path) -> None:

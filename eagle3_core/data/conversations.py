@@ -43,6 +43,9 @@ _CALLS = ("function_call", "tool_call")
 REASONING = ("reasoning_content", "reasoning", "thinking")
 """Fields of an assistant message that hold what it thought, by the names templates know."""
 
+TRAINED = "train"
+"""False in a message whose answer is not to be trained on."""
+
 FORMS = ("messages", "conversations", "input_ids")
 """Keys that make a row, one of them each."""
 
@@ -180,6 +183,8 @@ def _message(given: object, number: int) -> Message:
         raise BadRow("unknown_role", f"message {number} is by {speaker!r:.40}; known are {', '.join(ROLES)}")
     content = message.pop("content", message.pop("value", None))
     message["role"] = role
+    if not _is_trained(message, number):
+        message[TRAINED] = False
     if speaker.lower() in _CALLS:
         message["content"], message["tool_calls"] = "", _said_calls(content, number)
         return message
@@ -193,6 +198,14 @@ def _message(given: object, number: int) -> Message:
     said_otherwise = bool(calls) or any(message.get(name) for name in REASONING)
     message["content"] = _text(content, number, role == "assistant" and said_otherwise)
     return message
+
+
+def _is_trained(message: Message, number: int) -> bool:
+    """Whether an answer is to be trained on, as the row says of it: OpenAI's `weight`, Axolotl's `train`."""
+    weight, train = message.pop("weight", 1), message.pop("train", True)
+    if weight not in (0, 1) or not isinstance(train, bool):
+        raise BadRow("bad_weight", f"message {number}: `weight` is 0 or 1 and `train` true or false")
+    return bool(weight) and train
 
 
 def _text(content: object, number: int, may_be_absent: bool) -> str:

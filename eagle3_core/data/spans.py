@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
-from eagle3_core.data.conversations import REASONING, Conversation, Message
+from eagle3_core.data.conversations import REASONING, TRAINED, Conversation, Message
 from eagle3_core.errors import BadData, BadRow
 
 Span = tuple[int, int]
@@ -172,7 +172,8 @@ class SpanFinder:
                 end = self._end(text, own[-1], limit, "tool_calls" in message, number)
                 if not before <= start <= end:
                     raise BadRow("cannot_be_masked", f"the parts of message {number + 1} are not in their order")
-                if start < end:  # else it is empty, in a template without a token that ends turns
+                # Else it is empty, in a template without a token that ends turns.
+                if start < end and message.get(TRAINED, True):
                     yield start, end
                 before = end
             elif own:
@@ -250,21 +251,23 @@ class SpanFinder:
         spans = [
             (start, self._end(text, end, limit, False, 0)) for (start, end), limit in zip(blocks, limits, strict=True)
         ]
-        place = 0
+        place, left_out = 0, set()
         for number, message in enumerate(conversation.messages):
             if message["role"] != "assistant" or not number:
                 continue
             answer = _THINK_TAG.split(message["content"])[-1].strip()
             for said in filter(None, (answer, *(call["function"]["name"] for call in message.get("tool_calls", ())))):
-                found = (text.find(said, max(place, start), end) for start, end in spans)
-                at = next((at for at in found if at >= 0), None)
-                if at is None:
+                found = ((text.find(said, max(place, start), end), (start, end)) for start, end in spans)
+                at, span = next(((at, span) for at, span in found if at >= 0), (-1, None))
+                if span is None:
                     what = f"{said!r:.40} of message {number + 1}"
                     raise BadRow(
                         "answer_not_generated", f"{what} stands in no {{% generation %}} block of the template"
                     )
                 place = at + len(said)
-        return spans
+                if not message.get(TRAINED, True):
+                    left_out.add(span)
+        return [span for span in spans if span not in left_out]
 
 
 def _calls_of(conversation: Conversation) -> list[dict[str, Any]]:

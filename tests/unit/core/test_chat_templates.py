@@ -127,6 +127,11 @@ def turns(*contents: str) -> list[dict[str, Any]]:
     return [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(contents)]
 
 
+def unwanted(messages: list[dict[str, Any]], **fields: Any) -> list[dict[str, Any]]:
+    """The same conversation with fields on its first answer that say whether it is trained on."""
+    return [messages[0], messages[1] | fields, *messages[2:]]
+
+
 def row_of(tokenizer: HuggingFaceTokenizer, messages: list[dict[str, Any]], **more: Any) -> MaskedRow:
     row = parse_row({"messages": messages, **more})
     [rendered] = render_rows(SpanFinder(tokenizer), [row])
@@ -168,6 +173,9 @@ SUMS = [*ASKED, call("add", '{"a": 1, "b": 2}'), {"role": "tool", "content": "3"
         ("generation", turns("hi", "hello"), ["hello<|im_end|>"]),
         ("generation", turns("hi", "hello", "a", "b"), ["hello<|im_end|>", "b<|im_end|>"]),
         ("generation_without_end", turns("hi", "hello", "a", "b"), ["hello<|im_end|>", "b<|im_end|>"]),
+        ("generation", unwanted(turns("hi", "hello", "a", "b"), weight=0), ["b<|im_end|>"]),
+        ("system", unwanted(turns("hi", "hello", "a", "b"), train=False), ["b<|im_end|>"]),
+        ("system", unwanted(turns("hi", "hello", "a", "b"), weight=1, train=True), ["hello<|im_end|>", "b<|im_end|>"]),
         ("trims", turns(" hi ", " hello \n"), ["hello<|im_end|>"]),
         ("trims", turns(" hi ", " \n", "a", "b"), ["<|im_end|>", "b<|im_end|>"]),
         ("thinks", turns("hi", "think"), ["<think>\n\n</think>\n\nthink<|im_end|>"]),

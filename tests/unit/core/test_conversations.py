@@ -77,6 +77,8 @@ def test_a_row_that_was_tokenised_before() -> None:
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "not_text", "part of type 'image'"),
         ({"messages": GOOD["messages"], "input_ids": [1]}, "ambiguous", "messages and input_ids"),
         ({**GOOD, "tools": "{"}, "bad_tools", "not JSON"),
+        ({"messages": [{"role": "assistant", "content": "x", "weight": 0.5}]}, "bad_weight", "`weight` is 0 or 1"),
+        ({"messages": [{"role": "assistant", "content": "x", "train": "no"}]}, "bad_weight", "true or false"),
         ({**GOOD, "tools": ["add"]}, "bad_tools", "not a list of JSON schemas"),
         ({"messages": [{"role": "assistant", "tool_calls": [{"name": ""}]}]}, "bad_tool_call", "a tool call is"),
         ({"messages": [{"role": "assistant", "tool_calls": [{"name": "f", "arguments": "{"}]}]}, "bad_tool_call",

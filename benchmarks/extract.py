@@ -159,8 +159,8 @@ def measure(variant: str, verifier: Path) -> dict[str, float]:
     out = PLACE / "out"
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir()
-    command = [sys.executable, "-P", "-m", "benchmarks.extract", "--variant", variant, "--verifier", str(verifier)]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-m", "benchmarks.extract", "--variant", variant, "--verifier", str(verifier)]
+    done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
     shutil.rmtree(out)
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -178,7 +178,11 @@ def judge_rounds(directory: Path, rounds: int) -> dict:
 def training(directory: Path, rounds: int) -> dict:
     """Steps of a small training with and without the judge, in a thread of it as in a training job, or beside it."""
     steps = subprocess.Popen(
-        [sys.executable, "-P", "-m", "benchmarks.steps"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "benchmarks.steps"],
+        cwd=PLACE.parent,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     told = Told(steps)
     slowdowns: dict[str, list[float]] = {"thread": [], "process": []}

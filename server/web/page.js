@@ -193,9 +193,11 @@ function showCheckpoints(checkpoints) {
       for (const finding of one.findings) {
         item.append(element("div", finding.severity === "info" ? "faint" : "hint", [finding.code, finding.file, finding.tensor, finding.message].filter(Boolean).join(": ")));
       }
-      for (const server of one.servers) {
+      const loads = one.servers.filter((server) => server.outcome === "loads").map((server) => server.version);
+      if (loads.length) item.append(element("div", "faint", `served right by ${loads.join("; ")}`));
+      for (const server of one.servers.filter((server) => server.outcome !== "loads")) {
         const reasons = server.reasons.filter((reason) => reason.effect !== "note").map((reason) => reason.message);
-        item.append(element("div", server.outcome === "loads" ? "faint" : "hint", [`${server.version} ${server.outcome.replace("_", " ")}`, ...reasons].join(": ")));
+        item.append(element("div", "hint", [`${server.version} ${server.outcome.replace("_", " ")}`, ...reasons].join(": ")));
       }
       return item;
     }),

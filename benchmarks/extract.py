@@ -20,6 +20,7 @@ import statistics
 import subprocess
 import sys
 import time
+from array import array
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -67,7 +68,7 @@ def make_rows(verifier: Path, prepared: Path, tokens: int) -> None:
         rows.append(MaskedRow(ids, bytes(length // 3) + b"\1" * (length - length // 3)))
     with RowWriter(prepared) as writer:
         for row in rows:
-            writer.add(row)
+            writer.add(array("i", row.token_ids), row.loss_mask)
         writer.finish()
     manifest = PreparedManifest(
         verifier=str(verifier),

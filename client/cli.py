@@ -1,7 +1,6 @@
 """The `eyas` command."""
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,6 +12,7 @@ from client.console import Json, State, connected, fail, show_json
 from client.data_store import data_app
 from client.outcomes import register, show_dry_run, show_pipeline
 from eagle3_core.contract.durations import parse_duration
+from eagle3_core.contract.priority import step_back
 
 app = typer.Typer(
     help="Trains EAGLE-3 drafters as watched jobs.",
@@ -28,7 +28,6 @@ app.add_typer(token_app, name="token")
 
 register(app)
 
-NICE = 19
 
 TIME_OVER = 124
 """Exit status when a wait was not met in time, as that of timeout(1)."""
@@ -431,7 +430,7 @@ def verify(
     if fault := misuse(level, previous, verifier, store, max_mb_per_s):
         typer.echo(f"eyas: {fault}", err=True)
         raise typer.Exit(MISUSED)
-    os.nice(NICE)  # a training beside it goes first
+    step_back()  # a training beside it goes first
     raise typer.Exit(
         judge(
             path,
@@ -467,7 +466,7 @@ def convert(
     """Write a drafter in another format, and judge it: exit status 0 valid, 1 suspect, 2 refused, nothing written."""
     from client.convert import convert as write
 
-    os.nice(NICE)
+    step_back()
     raise typer.Exit(write(source, destination, to, verifier, verifier_name, aux_layer_ids, max_mb_per_s, as_json))
 
 
@@ -484,7 +483,7 @@ def diff(
     """Compare what two checkpoints mean: exit status 0 the same, 1 not the same, 2 cannot be compared."""
     from client.convert import diff as compare
 
-    os.nice(NICE)
+    step_back()
     raise typer.Exit(compare(one, other, verifier, tolerance, as_json))
 
 

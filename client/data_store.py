@@ -1,7 +1,6 @@
 """`eyas data check` and `eyas data stats`: hidden states at the command line, without a daemon."""
 
 import json
-import os
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -11,8 +10,7 @@ import typer
 
 from client.console import Json, fail, show_json
 from client.data import data_app as data_app
-
-NICE = 19
+from eagle3_core.contract.priority import step_back
 
 
 @data_app.command()
@@ -39,7 +37,7 @@ def check(
     from eagle3_core.checkpoint.sarif import to_sarif
     from eagle3_core.data_check.check import check_data
 
-    os.nice(NICE)  # a training beside it goes first
+    step_back()  # a training beside it goes first
     verdict = check_data(
         path, level=level, prepared=prepared, verifier=verifier, slots=slots, max_mb_per_s=max_mb_per_s
     )

@@ -3,16 +3,14 @@
     python -P -m worker.judge CHECKPOINT [--previous DIR] [--verifier DIR] [--expect-drafter] [--max-mb-per-s N]
 
 prints {"verdict", "level", "findings", "servers", "seconds"} as one line of JSON. It takes what the machine has left:
-nice 19, one thread.
+the lowest priority, one thread that computes and one that reads.
 """
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
@@ -20,18 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from eagle3_core.contract.priority import be_nice, step_back
 from worker.watch import FoundCheckpoint
-
-NICE = 19
 
 
 def judging_thread() -> ThreadPoolExecutor:
     """One thread that judges with what the machine has left; torch's threads that it starts are as modest."""
 
-    def step_back() -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
-
-    return ThreadPoolExecutor(1, "judge", initializer=step_back)
+    return ThreadPoolExecutor(1, "judge", initializer=be_nice)
 
 
 @dataclass(frozen=True)
@@ -122,7 +116,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--expect-drafter", action="store_true")
     parser.add_argument("--max-mb-per-s", type=float)
     asked = parser.parse_args(arguments)
-    os.nice(NICE)
+    step_back()
     started = time.monotonic()
     verdict = _judge(asked)
     print(json.dumps({**verdict, "seconds": round(time.monotonic() - started, 3)}))

@@ -6,6 +6,7 @@ Weights are read from safetensors alone, never from a pickle.
 
 import contextlib
 import functools
+import importlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -271,6 +272,7 @@ def load_model(
     """
     try:
         config = _model_config(directory, allow_remote_code)
+        importlib.invalidate_caches()  # code copied within a clock tick of the last look is not seen otherwise
         brought = allow_remote_code and "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
         known = brought or type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
         family = transformers.AutoModelForCausalLM if known else transformers.AutoModelForImageTextToText

@@ -11,16 +11,37 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
 
 from eagle3_core.contract.jobdir import JobDir
+from eagle3_core.contract.params import StageParams
+from eagle3_core.contract.spec import JobSpec
 from worker import run
+
+ROOT = Path(__file__).parents[1]
+
+
+def outputs_at_kills(place: Path, stage: str, params: StageParams, kills: int) -> list[list[str]]:
+    """Kill a job so often, and see that its outputs are in the end what they are without; what was there at each kill."""
+    spec = place / "spec.json"
+    spec.write_text(JobSpec(job_id="2026-11-29-aaaa", name=stage, stage=stage, params=params).model_dump_json())
+    (place / "jobs").mkdir()
+    command = [sys.executable, "-P", "-m", "tests.killed", str(spec), str(place / "jobs"), str(kills), "1"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    told: list[dict[str, Any]] = json.loads(done.stdout)
+    assert len(told) == kills
+    assert [each for each in told if each["code"] or each["differing"]] == []
+    return [there for each in told for there in each["at_kill"]]
 
 
 def start(job: JobDir, number: int) -> int:

@@ -1,10 +1,7 @@
 """An extraction that is ended anywhere goes on where it was, and the store is the same byte for byte."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +9,15 @@ import pytest
 import torch
 
 from eagle3_core.contract.params import ExtractParams
-from eagle3_core.contract.spec import JobSpec
 from eagle3_core.data.store import HiddenStateStore
 from eagle3_core.errors import BadData
 from tests import tiny
+from tests.killed import outputs_at_kills
 from tests.prepared import write_prepared
 from tests.unit.core.test_stages import Bench
 from worker import states
 from worker.context import StageContext, Stopped
 
-ROOT = Path(__file__).parents[3]
 SHARD = "shard_{:05d}.safetensors"
 
 
@@ -54,19 +50,9 @@ def order(tmp_path: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kills", [8, pytest.param(50, marks=pytest.mark.slow)])
 def test_a_store_is_the_same_after_kills_at_random_moments(tmp_path: Path, order: dict[str, Any], kills: int) -> None:
-    spec = tmp_path / "spec.json"
     params = ExtractParams.model_validate(order | {"aux_layer_ids": (2, 4, 5), "device": "cpu"})
-    spec.write_text(JobSpec(job_id="2026-11-29-aaaa", name="extract", stage="extract", params=params).model_dump_json())
-    (tmp_path / "jobs").mkdir()
-    command = [sys.executable, "-P", "-m", "tests.killed", str(spec), str(tmp_path / "jobs"), str(kills), "1"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert len(told) == kills
-    assert [each for each in told if each["code"] or each["differing"]] == []
-    shards = [sum(name.startswith("shard_") for name in there) for each in told for there in each["at_kill"]]
+    there = outputs_at_kills(tmp_path, "extract", params, kills)
+    shards = [sum(name.startswith("shard_") for name in names) for names in there]
     assert any(0 < count < 6 for count in shards), "no kill came in the middle of the work"
 
 

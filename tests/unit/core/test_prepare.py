@@ -2,8 +2,6 @@
 
 import json
 import os
-import random
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +18,7 @@ from eagle3_core.errors import BadData, BadInput, BadRow
 from eagle3_core.model.vocab_map import load_vocab_map
 from tests import tiny
 from tests.cases import make_case
+from tests.killed import outputs_at_kills
 from tests.unit.core.test_stages import Bench, bench, files_up_to
 from worker.hugging_face import HuggingFaceTokenizer
 
@@ -211,65 +210,31 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     peaks = []
     for rows in (4_000, 16_000):
         source = write(tmp_path / f"{rows}.jsonl", *(talk(f"number {n}?", f"{n} " * 200) for n in range(rows)))
-        job = place_job(tmp_path / f"job-{rows}", verifier, source, tmp_path / f"out-{rows}")
-        process = start(job, 1)
+        job = JobDir(tmp_path / f"job-{rows}")
+        attempt = job.attempt(1)
+        attempt.path.mkdir(parents=True)
+        params = PrepareParams(verifier=str(verifier), conversations=str(source), draft_vocab_size=64)
+        spec = JobSpec(job_id=job.path.name, name="prepare", stage="prepare", params=params)
+        job.spec.write_text(spec.model_dump_json())
+        with attempt.log.open("wb") as log:
+            command = [sys.executable, "-P", "-m", "worker.run", str(attempt.path)]
+            process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         assert process.returncode == 0
         peaks.append(usage.ru_maxrss)
-    tokens = load_prepared(tmp_path / "out-16000")[0].tokens
+    tokens = load_prepared(job.artifacts)[0].tokens
     assert tokens > 16_000 * 700
     assert peaks[1] - peaks[0] < 48 << 10, "KiB; the ids alone would take 96 MiB as a list"
 
 
-def place_job(directory: Path, verifier: Path, source: Path, out: Path) -> JobDir:
-    job = JobDir(directory)
-    directory.mkdir()
-    params = PrepareParams(verifier=str(verifier), conversations=str(source), output_dir=str(out), draft_vocab_size=64)
-    job.spec.write_text(
-        JobSpec(job_id=directory.name, name="prepare", stage="prepare", params=params).model_dump_json()
-    )
-    return job
-
-
-def start(job: JobDir, number: int) -> "subprocess.Popen[bytes]":
-    """One attempt, as the shim starts it."""
-    attempt = job.attempt(number)
-    attempt.path.mkdir(parents=True)
-    command = [sys.executable, "-P", "-m", "worker.run", str(attempt.path)]
-    with (attempt.path / "output.log").open("wb") as log:
-        return subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
-
-
-def contents(directory: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in directory.iterdir() if path.name != ".eyas-job"}
-
-
-@pytest.mark.slow
-def test_killed_at_any_moment_and_started_again_it_gives_the_same_files(tmp_path: Path, wait_for: Any) -> None:
-    """EYAS_KILLS moments between its first file and its end; the next attempt leaves no trace of the one before."""
+@pytest.mark.parametrize("kills", [8, pytest.param(50, marks=pytest.mark.slow)])
+def test_killed_at_any_moment_and_started_again_it_gives_the_same_files(tmp_path: Path, kills: int) -> None:
     verifier = tiny.make_verifier(tmp_path / "verifier")
-    rows = (talk(f"number {n}?", f"{n} " * 100) for n in range(6_000))
-    source = write(tmp_path / "c.jsonl", *rows)
-    whole = place_job(tmp_path / "whole", verifier, source, tmp_path / "out-whole")
-    assert start(whole, 1).wait() == 0
-    wanted = contents(tmp_path / "out-whole")
-    assert {"rows.safetensors", "vocab_map.safetensors", "prepared.json", "report.json"} == wanted.keys()
-    chance, killed = random.Random(0), 0
-    for number in range(int(os.environ.get("EYAS_KILLS", "10"))):
-        out = tmp_path / f"out-{number}"
-        job = place_job(tmp_path / f"job-{number}", verifier, source, out)
-        process = start(job, 1)
-        wait_for(lambda out=out, p=process: p.poll() is not None or (out.is_dir() and len(list(out.iterdir())) > 1))
-        pause = chance.random() * 2.5
-        try:
-            process.wait(pause)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
-            killed += process.wait() == -signal.SIGKILL
-        assert start(job, 2).wait() == 0, (job.attempt(2).path / "output.log").read_text()
-        assert contents(out) == wanted, number
-    assert killed, "every attempt was faster than its kill"
+    source = write(tmp_path / "c.jsonl", *(talk(f"number {n}?", f"{n} " * 100) for n in range(1_000)))
+    params = PrepareParams(verifier=str(verifier), conversations=str(source), draft_vocab_size=64)
+    there = outputs_at_kills(tmp_path, "prepare", params, kills)
+    assert any(name.endswith(".tmp") for names in there for name in names), "no kill came in the middle of the work"
 
 
 def test_the_benchmark_of_the_vocabulary_map_measures_it() -> None:

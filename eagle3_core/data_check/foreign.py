@@ -10,10 +10,9 @@ behind the final norm, or of which verifier their states are: that is said, and 
 T tokens, S slots, H hidden.
 """
 
-import fcntl
-import os
 import re
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -24,6 +23,7 @@ from blake3 import blake3
 from eagle3_core.checkpoint.findings import Report
 from eagle3_core.checkpoint.judge_files import add_unreadable
 from eagle3_core.contract.headers import TensorFile, read_header
+from eagle3_core.contract.locks import is_held
 from eagle3_core.contract.verifier_files import VerifierFiles
 from eagle3_core.contract.weight_files import TensorLocation
 from eagle3_core.data_check.expected import ExpectedRows
@@ -131,17 +131,9 @@ def _open_files(report: Report, findings: RowFindings, directory: Path) -> list[
 
 
 def _is_held(lock: Path) -> bool:
-    """Whether a living process holds the lock."""
-    try:
-        descriptor = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
+    """Whether a living process holds the lock; one that cannot be opened says nothing."""
+    with suppress(OSError):
+        return is_held(lock)
     return False
 
 

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from eagle3_core.contract.jobdir import read_json
+from eagle3_core.contract.locks import is_held
 from server.db.backup import faults_of
 from server.db.engine import Database
 from server.db.migrate import condition
 from server.errors import StartupError, Unavailable
 from server.services.rebuild import unknown_jobs
 from server.settings import Settings, unknown_variables
-from server.system import host, locks
+from server.system import host
 
 Level = Literal["ok", "note", "warn", "fail"]
 
@@ -168,7 +169,7 @@ def _unknown(unknown: list[str], any_known: bool) -> Iterator[Check]:
 
 
 def _daemon(settings: Settings) -> Check:
-    if not locks.is_held(settings.state / "daemon.lock"):
+    if not is_held(settings.state / "daemon.lock"):
         return Check("daemon", "note", "not running")
     try:
         found: Any = read_json(settings.address_file)

@@ -14,12 +14,13 @@ from pydantic import ValidationError
 
 from eagle3_core.contract.exits import ExitCode
 from eagle3_core.contract.jobdir import AttemptDir, JobDir, complete_lines, read_json
+from eagle3_core.contract.locks import is_held
 from eagle3_core.contract.signatures import END_BYTES
 from server.domain.advance import Observation
 from server.domain.job import Attempt
 from server.domain.outcome import End, ExitRecord
 from server.services.orders import policy_stop
-from server.system import clock, locks
+from server.system import clock
 from server.system.beneath import open_beneath
 from server.system.process import Child, ProcessRecord, read_process
 
@@ -45,7 +46,7 @@ def observe(job: JobDir, attempt: Attempt, child: Child | None) -> tuple[Observa
     files = job.attempt(attempt.number)
     exit_code = None if child is None else child.exit_code()
     on_its_way = child is not None and exit_code is None
-    alive = locks.is_held(files.lock) or on_its_way
+    alive = is_held(files.lock) or on_its_way
     record = read_exit(files.exit)
     process = read_process(files.process)
     end = None if alive and record is None else _end(files, attempt, record, process, exit_code)

@@ -16,21 +16,6 @@ def take(path: Path) -> int | None:
     return descriptor
 
 
-def is_held(path: Path) -> bool:
-    """Whether a living process holds the lock."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
-
-
 def release(descriptor: int) -> None:
     """Let go of the daemon's own hold; a process it was handed to keeps the lock."""
     os.close(descriptor)

@@ -10,6 +10,7 @@ import pytest
 from alembic import command
 
 from eagle3_core.contract.jobdir import JobDir
+from eagle3_core.contract.locks import is_held
 from server.api.access import host_name
 from server.api.pages import WEB
 from server.app import _listen, is_loopback, serve
@@ -126,13 +127,13 @@ def test_codes_and_sessions_end(tmp_path, monkeypatch):
 
 def test_locks(tmp_path):
     path = tmp_path / "lock"
-    assert not locks.is_held(path)
+    assert not is_held(path)
     held = locks.take(path)
     assert held is not None
-    assert locks.is_held(path)
+    assert is_held(path)
     assert locks.take(path) is None
     locks.release(held)
-    assert not locks.is_held(path)
+    assert not is_held(path)
 
 
 def test_last_words(tmp_path):

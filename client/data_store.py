@@ -37,7 +37,8 @@ def check(
     from eagle3_core.checkpoint.sarif import to_sarif
     from eagle3_core.data_check.check import check_data
 
-    step_back()  # a training beside it goes first
+    if level != "quick":
+        step_back()  # a training beside it goes first
     verdict = check_data(
         path, level=level, prepared=prepared, verifier=verifier, slots=slots, max_mb_per_s=max_mb_per_s
     )

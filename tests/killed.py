@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def outputs_at_kills(place: Path, stage: str, params: StageParams, kills: int) -> list[list[str]]:
-    """Kill a job so often, and see that its outputs are in the end what they are without; what was there at each kill."""
+    """Kill a job so often and see that it ends with the outputs of one nobody killed; what was there at each kill."""
     spec = place / "spec.json"
     spec.write_text(JobSpec(job_id="2026-11-29-aaaa", name=stage, stage=stage, params=params).model_dump_json())
     (place / "jobs").mkdir()

@@ -23,8 +23,7 @@ from worker.watch import FoundCheckpoint
 
 
 def judging_thread() -> ThreadPoolExecutor:
-    """One thread that judges with what the machine has left; torch's threads that it starts are as modest."""
-
+    """One thread that judges behind all others; torch's threads that it starts are as modest."""
     return ThreadPoolExecutor(1, "judge", initializer=be_nice)
 
 

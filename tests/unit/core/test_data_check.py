@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
+import client.data_store
 from client.cli import app
 from eagle3_core.checkpoint.findings import Verdict
 from eagle3_core.contract.verifier_files import read_verifier_files
@@ -524,7 +525,8 @@ def test_a_line_of_rows_ends_at_its_line_end_alone(tmp_path: Path, store: Path) 
 
 
 def test_the_commands(tmp_path: Path, store: Path, verifier: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "nice", lambda _: 0)
+    stepped_back: list[bool] = []
+    monkeypatch.setattr(client.data_store, "step_back", lambda: stepped_back.append(True))
 
     def run(*arguments: object) -> tuple[int, str]:
         result = CliRunner().invoke(app, ["data", *map(str, arguments)])
@@ -534,7 +536,9 @@ def test_the_commands(tmp_path: Path, store: Path, verifier: Path, monkeypatch: 
     assert (code, json.loads(text)) == (0, {"verdict": "valid", "level": "full", "findings": []})
     assert "measured" in run("check", store, "--verifier", verifier)[1]
     tiny.spoil_shard(store, 1, lambda tensors: tensors["hidden_states"].zero_())
+    looked = len(stepped_back)
     assert run("check", store, "--level", "quick")[0] == 0
+    assert len(stepped_back) == looked == 2, "what takes milliseconds waits for nobody"
     code, text = run("check", store)
     assert code == 2
     assert "states_all_zero" in text

@@ -4,11 +4,10 @@ The file is laid out first, header and room for every tensor, so that a full dis
 tensor is filled in.
 """
 
-import json
 import os
-import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import prod
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import torch
 from eagle3_core.checkpoint.stream import PIECE_BYTES, Stream
 from eagle3_core.checkpoint.tensors import load_view
 from eagle3_core.checkpoint.weights import Entry
-from eagle3_core.contract.headers import DTYPE_BITS
+from eagle3_core.contract.headers import DTYPE_BITS, header_bytes
 from eagle3_core.errors import UnreadableFile
 
 Piece = bytes | bytearray | memoryview
@@ -84,24 +83,14 @@ def lay_out(path: Path, tensors: Mapping[str, RawTensor]) -> dict[str, int]:
     Raises:
         OSError: there is no room for it.
     """
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    offset, starts = 0, {}
-    for name, tensor in tensors.items():
-        starts[name] = offset
-        header[name] = {
-            "dtype": tensor.dtype,
-            "shape": list(tensor.shape),
-            "data_offsets": [offset, offset + tensor.size],
-        }
-        offset += tensor.size
-    raw = json.dumps(header, separators=(",", ":")).encode()
-    raw += b" " * (-len(raw) % 8)
+    header = header_bytes({name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()})
+    starts = list(accumulate((tensor.size for tensor in tensors.values()), initial=len(header)))
     with path.open("xb") as file:
-        file.write(struct.pack("<Q", len(raw)) + raw)
+        file.write(header)
         file.flush()
-        if offset:
-            os.posix_fallocate(file.fileno(), 8 + len(raw), offset)
-    return {name: 8 + len(raw) + start for name, start in starts.items()}
+        if starts[-1] > len(header):
+            os.posix_fallocate(file.fileno(), len(header), starts[-1] - len(header))
+    return dict(zip(tensors, starts, strict=False))
 
 
 def fill(

@@ -1,4 +1,4 @@
-"""Strict reading of safetensors headers: one rule for every file Eyas opens. Standard library only.
+"""Headers of safetensors files: strict reading, one rule for every file Eyas opens; and writing. Standard library only.
 
     bytes 0..7              header length n, little endian
     bytes 8..8+n            JSON: {"__metadata__": {str: str}, name: {"dtype", "shape", "data_offsets": [start, end]}}
@@ -10,6 +10,7 @@ Source: the safetensors format and the checks of its reference reader (MAX_HEADE
 import json
 import os
 import stat
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -245,3 +246,20 @@ def _check_layout(path: Path, tensors: dict[str, TensorInfo], data_start: int, s
             f"{size - position:,} bytes after the last tensor {before!r}: {position:,} bytes expected, {size:,} found",
             before,
         )
+
+
+def header_bytes(tensors: Mapping[str, tuple[str, Sequence[int]]], metadata: Mapping[str, str] | None = None) -> bytes:
+    """What stands before the tensors in a file that is written piece by piece, padded so that they are aligned.
+
+    Args:
+        tensors: dtype as safetensors spells it and shape by name, in the order their bytes follow.
+        metadata: of the file, besides what transformers asks for.
+    """
+    header: dict[str, object] = {"__metadata__": {"format": "pt", **(metadata or {})}}
+    end = 0
+    for name, (dtype, shape) in tensors.items():
+        start, end = end, end + prod(shape) * DTYPE_BITS[dtype] // 8
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text

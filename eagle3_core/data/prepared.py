@@ -7,10 +7,8 @@
 """
 
 import contextlib
-import json
 import os
 import shutil
-import struct
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +17,7 @@ from typing import BinaryIO, Self
 import torch
 from safetensors.torch import load_file
 
-from eagle3_core.contract.headers import read_header
+from eagle3_core.contract.headers import header_bytes, read_header
 from eagle3_core.contract.jobdir import whole_file, write_whole
 from eagle3_core.contract.prepared_files import MANIFEST, PreparedManifest, load_manifest
 from eagle3_core.data.conversations import TokenRow
@@ -79,27 +77,19 @@ class RowWriter:
             OSError: the disk is full or the like; names the file.
         """
         with whole_file(self._path) as file:
-            file.write(self._header())
+            # Aligned tensors come first.
+            tokens = [self.tokens]
+            tensors = {
+                "offsets": ("I64", [len(self._offsets)]),
+                "input_ids": ("I32", tokens),
+                "loss_mask": ("BOOL", tokens),
+            }
+            file.write(header_bytes(tensors))
             file.write(self._offsets.tobytes())
             for part in (self._ids, self._mask):
                 with _naming(self._path):
                     part.seek(0)  # writes what was held back
                 shutil.copyfileobj(part, file, COPY_BYTES)
-
-    def _header(self) -> bytes:
-        """Source: the safetensors format, https://huggingface.co/docs/safetensors; aligned tensors come first."""
-        header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-        begin = 0
-        for name, dtype, count, width in (
-            ("offsets", "I64", len(self._offsets), 8),
-            ("input_ids", "I32", self.tokens, 4),
-            ("loss_mask", "BOOL", self.tokens, 1),
-        ):
-            header[name] = {"dtype": dtype, "shape": [count], "data_offsets": [begin, begin + count * width]}
-            begin += count * width
-        text = json.dumps(header, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)
-        return struct.pack("<Q", len(text)) + text
 
     def _open(self, name: str) -> BinaryIO:
         return self._path.with_name(f".{name}.{os.getpid()}.tmp").open("w+b")

@@ -8,11 +8,9 @@ A shard appears under its name when it is whole. Then its line goes into unfinis
 become index.json: a store is finished once that is there, and a shard that no line names does not count.
 """
 
-import json
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from itertools import accumulate
-from math import prod
 from pathlib import Path
 
 import torch
@@ -20,7 +18,7 @@ from blake3 import blake3
 from pydantic import ValidationError
 from torch import Tensor
 
-from eagle3_core.contract.headers import DTYPE_BITS
+from eagle3_core.contract.headers import header_bytes
 from eagle3_core.contract.jobdir import append_line, complete_lines, whole_file, write_whole
 from eagle3_core.contract.store_files import INDEX, UNFINISHED, RowEntry, ShardEntry, StoreIndex, StoreMeta, read_index
 from eagle3_core.data.conversations import TokenRow
@@ -84,7 +82,7 @@ class ShardWriter:
         self._digest = blake3()
         self._open = ExitStack()
         self._file = self._open.enter_context(whole_file(directory / self._name))
-        self._put(self._header())
+        self._put(header_bytes(shard_tensors(self._tokens, meta), {META_KEY: meta.model_dump_json()}))
         self._put_tensor(torch.cat([row.token_ids_T for _, row in rows]).to(torch.int64))
 
     def write(self, states_NLH: Tensor, scales_NL: Tensor | None = None) -> None:
@@ -117,17 +115,6 @@ class ShardWriter:
         """Drop what is written; nothing to do after `close`."""
         with suppress(_Abandoned), self._open:
             raise _Abandoned
-
-    def _header(self) -> bytes:
-        """The length and JSON at the front of the file, padded to eight bytes."""
-        header: dict[str, object] = {"__metadata__": {"format": "pt", META_KEY: self._meta.model_dump_json()}}
-        end = 0
-        for name, (kind, shape) in shard_tensors(self._tokens, self._meta).items():
-            start, end = end, end + prod(shape) * DTYPE_BITS[kind] // 8
-            header[name] = {"dtype": kind, "shape": shape, "data_offsets": [start, end]}
-        data = json.dumps(header, separators=(",", ":")).encode()
-        data += b" " * (-len(data) % 8)
-        return len(data).to_bytes(8, "little") + data
 
     def _put_tensor(self, tensor: Tensor) -> None:
         self._put(tensor.contiguous().view(torch.uint8).numpy().data.cast("B"))

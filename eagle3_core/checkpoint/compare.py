@@ -186,7 +186,7 @@ def _values(piece: bytes, dtype: str) -> Tensor:
 def _bytes(raw: RawTensor, size: int) -> Iterator[bytes]:
     """The bytes of a tensor in pieces of one size, the last one shorter."""
     held = bytearray()
-    # A stream has one buffer, and two tensors are read in turn.
+    # What a stream gave is overwritten by what it reads next, and two tensors are read in turn.
     for piece in raw.pieces(Stream()):
         held += piece
         while len(held) >= size:

@@ -17,8 +17,9 @@ from eagle3_core.checkpoint.judge import judge
 from eagle3_core.contract.drafter_config import DrafterConfig
 from eagle3_core.contract.params import TrainParams
 from eagle3_core.contract.store_files import StoreMeta
+from eagle3_core.data.conversations import TokenRow
 from eagle3_core.data.store import HiddenStateStore
-from eagle3_core.data.store_writer import StoreWriter
+from eagle3_core.data.store_writer import UnfinishedStore, stored_form
 from eagle3_core.model.drafter import Eagle3Drafter
 from eagle3_core.training.setup import make_target_head
 from eagle3_core.training.trainer import Trainer
@@ -40,11 +41,13 @@ def make_trainer(place: Path) -> Trainer:
         last_layer_id=8,
         dtype="bfloat16",
     )
-    writer = StoreWriter(place, meta, 1 << 26)
-    for row in range(ROWS):
-        mask = torch.arange(TOKENS) >= TOKENS // 2
-        writer.add(row, f"{row}", torch.randint(0, VOCAB, (TOKENS,)), mask, torch.randn(TOKENS, 4, HIDDEN))
-    writer.finish()
+    mask = torch.arange(TOKENS) >= TOKENS // 2
+    rows = [(row, TokenRow(torch.randint(0, VOCAB, (TOKENS,)), mask, f"{row}")) for row in range(ROWS)]
+    store = UnfinishedStore(place, meta, [rows])
+    writer = store.begin(0)
+    writer.write(*stored_form(torch.randn(ROWS * TOKENS, 4, HIDDEN), meta))
+    store.end(0, writer)
+    store.finish()
     config = DrafterConfig(
         hidden_size=HIDDEN,
         intermediate_size=688,

@@ -402,11 +402,6 @@ def audit(state: State = None, limit: int = 50, as_json: Json = False) -> None:
         typer.echo(audit_line(entry))
 
 
-@checkpoint_app.callback()
-def checkpoint_group() -> None:
-    """Checkpoints, without a daemon."""
-
-
 @checkpoint_app.command()
 def verify(
     path: Annotated[Path, typer.Argument(help="checkpoint directory")],

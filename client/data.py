@@ -21,11 +21,6 @@ TRAINED = ("«", "»")
 """Around what is trained on, where there is no colour."""
 
 
-@data_app.callback()
-def data_group() -> None:
-    """Conversations, prepared rows, hidden-state stores, without a daemon."""
-
-
 @data_app.command()
 def preview(
     path: Annotated[Path, typer.Argument(help="file of conversations, prepared directory or hidden-state store")],

@@ -11,8 +11,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from eagle3_core.contract.store_files import StoreMeta
 from eagle3_core.contract.verifier_files import config_fingerprint, read_verifier_files, tokenizer_fingerprint
+from eagle3_core.data.conversations import TokenRow
 from eagle3_core.data.store import HiddenStateStore
-from eagle3_core.data.store_writer import StoreWriter
+from eagle3_core.data.store_writer import UnfinishedStore, stored_form
 from eagle3_core.model.vocab_map import build_vocab_map, save_vocab_map
 
 HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 32, 64, 8, 4, 2, 8
@@ -186,14 +187,23 @@ def make_store(
         "dtype": "bfloat16",
     }
     full = StoreMeta(**(values | meta))
-    writer = StoreWriter(directory, full, shard_bytes)
     generator = torch.Generator().manual_seed(1)
+    numbered, stored = [], []
     for row in range(rows):
         ids = torch.randint(0, min(256, files.vocab_size), (length,), generator=generator)
         mask = torch.arange(length) >= length // 2
         states = torch.randn(length, len(full.layer_ids) + 1, full.hidden_size, generator=generator)
-        writer.add(row, f"prompt-{row}", ids, mask, states)
-    writer.finish()
+        numbered.append((row, TokenRow(ids, mask, f"prompt-{row}")))
+        stored.append(stored_form(states, full))
+    together = -(-shard_bytes // stored[0][0].nbytes)
+    plan = [numbered[first : first + together] for first in range(0, rows, together)]
+    store = UnfinishedStore(directory, full, plan)
+    for number in store.missing:
+        writer = store.begin(number)
+        for row, _ in plan[number]:
+            writer.write(*stored[row])
+        store.end(number, writer)
+    store.finish()
     return directory
 
 

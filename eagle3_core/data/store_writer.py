@@ -1,7 +1,6 @@
 """Writing a hidden-state store (its layout: store.py). Every byte follows from the rows and their states.
 
     ShardWriter       one shard, its rows known beforehand: states go to the file as they come
-    StoreWriter       rows as they come: those of a shard wait in memory
     UnfinishedStore   all rows known beforehand, shard by shard, each of which may be there from an earlier life
 
 A shard appears under its name when it is whole. Then its line goes into unfinished.jsonl, and at the end the lines
@@ -28,7 +27,6 @@ from eagle3_core.data.store import (
     META_KEY,
     HiddenStateStore,
     check_digest,
-    check_states,
     shard_tensors,
 )
 from eagle3_core.errors import BadData
@@ -129,48 +127,6 @@ class ShardWriter:
         self._bytes += len(data)
 
 
-class StoreWriter:
-    """Collects rows into shards; the index appears when all is on disk."""
-
-    def __init__(self, directory: Path, meta: StoreMeta, shard_bytes: int) -> None:
-        self._directory, self._meta, self._shard_bytes = directory, meta, shard_bytes
-        self._pending: list[tuple[NumberedRow, tuple[Tensor, ...]]] = []
-        self._pending_bytes = 0
-        self._shards: list[ShardEntry] = []
-
-    def add(self, row: int, prompt: str, token_ids_T: Tensor, loss_mask_T: Tensor, states_TLH: Tensor) -> None:
-        """Take one row; states_TLH is [T, A + 1, H], aux states in order, the last state behind them.
-
-        Raises:
-            BadData: the states have another shape, are not finite, or are all zero in a slot.
-        """
-        check_states(states_TLH, len(token_ids_T), self._meta, f"row {row}")
-        stored = stored_form(states_TLH, self._meta)
-        self._pending.append(((row, TokenRow(token_ids_T, loss_mask_T, prompt)), stored))
-        self._pending_bytes += stored[0].numel() * stored[0].element_size()
-        if self._pending_bytes >= self._shard_bytes:
-            self._flush()
-
-    def finish(self) -> StoreIndex:
-        """Write what is left and the index.
-
-        Raises:
-            BadData: no row was added.
-        """
-        if self._pending:
-            self._flush()
-        if not self._shards:
-            raise BadData("no row was extracted: the prepared data is empty")
-        return _write_index(self._directory, self._meta, self._shards)
-
-    def _flush(self) -> None:
-        shard = ShardWriter(self._directory, len(self._shards), self._meta, [row for row, _ in self._pending])
-        for _, stored in self._pending:
-            shard.write(*stored)
-        self._shards.append(shard.close())
-        self._pending, self._pending_bytes = [], 0
-
-
 class UnfinishedStore:
     """A store of rows that are all known, some shards of which may be there already. One writer at a time."""
 
@@ -233,7 +189,8 @@ class UnfinishedStore:
     def finish(self) -> StoreIndex:
         """Write the index, which makes it a store."""
         assert not self.missing
-        index = _write_index(self._directory, self._meta, [self._shards[n] for n in range(len(self._plan))])
+        index = StoreIndex(meta=self._meta, shards=tuple(self._shards[number] for number in range(len(self._plan))))
+        write_whole(self._directory / INDEX, index.model_dump_json(indent=1).encode())
         self._journal.unlink(missing_ok=True)
         return index
 
@@ -284,9 +241,3 @@ class UnfinishedStore:
         for (ids, mask), (_, row) in zip(store.masks(), rows, strict=True):
             if not (torch.equal(ids, row.token_ids_T) and torch.equal(mask, row.loss_mask_T)):
                 raise BadData(f"{self._directory / shard.file} holds other tokens than are to be extracted now")
-
-
-def _write_index(directory: Path, meta: StoreMeta, shards: Sequence[ShardEntry]) -> StoreIndex:
-    index = StoreIndex(meta=meta, shards=tuple(shards))
-    write_whole(directory / INDEX, index.model_dump_json(indent=1).encode())
-    return index

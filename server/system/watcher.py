@@ -81,7 +81,11 @@ class Watcher:
     def _run(self) -> None:
         try:
             while not self._stopping.is_set():
-                self._turn()
+                try:
+                    self._turn()
+                except OSError:  # jobs wait for what is seen of GPUs: one bad moment must not end the looking
+                    logger.exception("a look after the collector failed; it goes on")
+                    self._stopping.wait(TURN_S)
         finally:
             self._end()
 
@@ -164,11 +168,11 @@ class Watcher:
         process.kill()
         process.stdout.close()
         process.stdin.close()
+        self._left = [*(one for one in self._left if one.poll() is None), process]
         try:
             process.wait(DEATH_S)
         except subprocess.TimeoutExpired:
             logger.error("collector %d does not die of SIGKILL; it is left behind", process.pid)
-            self._left = [*(one for one in self._left if one.poll() is None), process]
 
 
 def collector_command(paths: Sequence[str]) -> list[str]:

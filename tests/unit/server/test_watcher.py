@@ -199,3 +199,24 @@ def test_the_loop_is_rung_for_a_look_it_waits_for_and_no_other(tmp_path, monkeyp
     look()
     assert (rung, one.not_fresh()) == ([1000.0, 1009.0], None)
     assert [gpu.uuid for gpu in one.gpus({})] == ["GPU-0"]
+
+
+def test_a_failed_look_is_not_the_last_one(monkeypatch, wait_for, caplog):
+    """Waiting for a collector's end fails once, as it does where the clock jumps meanwhile."""
+    waits, lines = [], []
+
+    class Failing(subprocess.Popen):
+        def wait(self, timeout=None):
+            waits.append(timeout)
+            if len(waits) == 1:
+                raise OSError(22, "Invalid argument")
+            return super().wait(timeout)
+
+    monkeypatch.setattr(watcher, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": Failing}))
+    made = run("print('a line', flush=True)", lambda line: bool(lines.append(line)) or True)
+    try:
+        wait_for(lambda: len(waits) >= 3 and len(lines) >= 3)
+        wait_for(lambda: made.left_behind == 0)
+    finally:
+        made.stop()
+    assert "it goes on" in caplog.text

@@ -172,8 +172,8 @@ def make_conversations(path: Path, count: int = 8) -> Path:
 def make_store(
     directory: Path, verifier: Path, rows: int = 8, length: int = 24, shard_bytes: int = 20_000, **meta: Any
 ) -> Path:
-    """A store of random states; the second half of each row is supervised."""
-    directory.mkdir(parents=True)
+    """A store of random states, or the rest of one; the second half of each row is supervised."""
+    directory.mkdir(parents=True, exist_ok=True)
     files = read_verifier_files(verifier)
     values: dict[str, Any] = {
         "verifier": str(verifier),

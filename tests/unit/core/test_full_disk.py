@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from eagle3_core.checkpoint.judge import judge
+from eagle3_core.contract.store_files import UNFINISHED
 from eagle3_core.data.store import HiddenStateStore
+from eagle3_core.data.store_writer import shard_name
 from eagle3_core.training.resume import find_latest
 from tests import makers, tiny
 from tests.quota import NO_FILTER
@@ -45,12 +47,16 @@ def test_a_shard_that_a_full_disk_interrupts_is_no_store(small_disk, tmp_path):
     with pytest.raises(OSError, match=r"No space left on device: '.*/store/shard_0000\d\.safetensors'") as caught:
         tiny.make_store(disk.path / "store", verifier, rows=100)
     assert caught.value.errno == errno.ENOSPC
-    assert all(path.name.startswith("shard_") for path in (disk.path / "store").iterdir())
+    left = sorted(path.name for path in (disk.path / "store").iterdir())
+    assert left == [*(shard_name(number) for number in range(len(left) - 1)), UNFINISHED]
+    whole = {name: (disk.path / "store" / name).stat().st_ino for name in left[:-1]}
     disk.empty()
-    again = tiny.make_store(tmp_path / "again", verifier, rows=100)
-    for path in (disk.path / "store").iterdir():
-        assert path.read_bytes() == (again / path.name).read_bytes(), "those written before are whole"
-    assert len(HiddenStateStore(again)) == 100
+    finished = tiny.make_store(disk.path / "store", verifier, rows=100)
+    at_once = tiny.make_store(tmp_path / "at_once", verifier, rows=100)
+    for path in finished.iterdir():
+        assert path.read_bytes() == (at_once / path.name).read_bytes()
+        assert whole.get(path.name, path.stat().st_ino) == path.stat().st_ino, "what was there is not written again"
+    assert len(HiddenStateStore(finished)) == 100
 
 
 @pytest.mark.parametrize(("what", "limit"), [("checkpoint", 4_000), ("shard", 65_536)])

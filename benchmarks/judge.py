@@ -5,8 +5,8 @@
                         process held after its imports
     disk, digest        cold reads of the same files with the same buffer, and blake3 over a buffer in memory, in turn
                         with the above; full_ratio_to_limit is against the slower of the two in the same round
-    training_slowdown   a training's median step while a thread of it judges, as in a training job, against the median
-                        before and after; _process: beside `python -m worker.judge`, as for programs that are watched
+    training_slowdown   a training's median step while worker.judge judges beside it as for a training job, against the
+                        median before and after; _unpaced: at full rate, as when the training has ended
 
 Everything is made in .bench/ and removed afterwards. The last line is one JSON object; medians over the rounds, each
 round's figures beside them.
@@ -33,6 +33,7 @@ from eagle3_core.checkpoint.config_styles import speculators_config
 from eagle3_core.checkpoint.stream import Stream
 from eagle3_core.checkpoint.write import write_manifest
 from eagle3_core.contract.drafter_config import DrafterConfig, expected_tensors
+from worker.judge import MB_PER_S_BESIDE_TRAINING
 
 PLACE = Path(__file__).resolve().parent.parent / ".bench"
 PIECE = 1 << 24
@@ -176,33 +177,32 @@ def judge_rounds(directory: Path, rounds: int) -> dict:
 
 
 def training(directory: Path, rounds: int) -> dict:
-    """Steps of a small training with and without the judge, in a thread of it as in a training job, or beside it."""
+    """Steps of a small training with and without the judge beside it."""
     steps = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.steps"],
-        cwd=PLACE.parent,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
+        [sys.executable, "-m", "benchmarks.steps"], cwd=PLACE.parent, stdout=subprocess.PIPE, text=True
     )
     told = Told(steps)
-    slowdowns: dict[str, list[float]] = {"thread": [], "process": []}
+    paces = {"": ["--max-mb-per-s", str(MB_PER_S_BESIDE_TRAINING)], "_unpaced": []}
+    slowdowns: dict[str, list[float]] = {name: [] for name in paces}
+    seconds: dict[str, list[float]] = {name: [] for name in paces}
     quiet = []
     try:
         told.take(20)
         for _ in range(rounds):
-            for where, found in slowdowns.items():
+            for name, pace in paces.items():
                 before = told.take(WINDOW)
                 forget(directory)
-                beside = told.while_judged(directory) if where == "thread" else told.beside_process(directory)
+                beside = told.beside_judge([*pace, "--", str(directory)])
                 after = told.take(WINDOW)
                 quiet += before + after
-                found.append(statistics.median(beside) / statistics.median(before + after) - 1)
+                slowdowns[name].append(statistics.median(beside) / statistics.median(before + after) - 1)
+                seconds[name].append(sum(beside))
     finally:
         steps.kill()
         steps.wait()
-    return {
-        "training_slowdown": round(statistics.median(slowdowns["thread"]), 4),
-        "training_slowdown_process": round(statistics.median(slowdowns["process"]), 4),
+    found = {f"training_slowdown{name}": round(statistics.median(values), 4) for name, values in slowdowns.items()}
+    found |= {f"judge_beside_s{name}": round(statistics.median(values), 1) for name, values in seconds.items()}
+    return found | {
         "training_slowdowns": {key: [round(value, 4) for value in values] for key, values in slowdowns.items()},
         "training_step_ms": round(1e3 * statistics.median(quiet), 1),
         "training_step_noise": round(statistics.stdev(quiet) / statistics.mean(quiet), 3),
@@ -218,16 +218,8 @@ class Told:
     def take(self, count: int) -> list[float]:
         return [float(self._line()) for _ in range(count)]
 
-    def while_judged(self, directory: Path) -> list[float]:
-        self._steps.stdin.write(f"{directory}\n")
-        self._steps.stdin.flush()
-        times = []
-        while (line := self._line()) != "valid":
-            times.append(float(line))
-        return times
-
-    def beside_process(self, directory: Path) -> list[float]:
-        command = [sys.executable, "-P", "-m", "worker.judge", str(directory)]
+    def beside_judge(self, arguments: list[str]) -> list[float]:
+        command = [sys.executable, "-P", "-m", "worker.judge", *arguments]
         judging, times = subprocess.Popen(command, stdout=subprocess.DEVNULL), []
         while judging.poll() is None:
             times.append(float(self._line()))

@@ -1,19 +1,14 @@
 """Steps of a small training without end, for a judge to run beside: prints the seconds of each.
 
-A checkpoint path on standard input is judged in a thread of this process, as a training job does; its verdict follows.
 H 256, V 8192, D 2048, rows of 512 tokens, all of the answer's half supervised.
 """
 
-import sys
 import tempfile
-import threading
 import time
-from concurrent.futures import Future
 from pathlib import Path
 
 import torch
 
-from eagle3_core.checkpoint.judge import judge
 from eagle3_core.contract.drafter_config import DrafterConfig
 from eagle3_core.contract.params import TrainParams
 from eagle3_core.contract.store_files import StoreMeta
@@ -24,7 +19,6 @@ from eagle3_core.model.drafter import Eagle3Drafter
 from eagle3_core.training.setup import make_target_head
 from eagle3_core.training.trainer import Trainer
 from eagle3_core.verifier.tensors import VerifierWeights
-from worker.judge import judging_thread
 
 HIDDEN, VOCAB, DRAFT, TOKENS, ROWS = 256, 8192, 2048, 512, 8
 
@@ -72,18 +66,8 @@ def make_trainer(place: Path) -> Trainer:
 
 def main() -> None:
     torch.manual_seed(0)
-    thread = judging_thread()
-
-    def judged(done: Future) -> None:
-        print(done.result().verdict, flush=True)
-
-    def listen() -> None:
-        for line in sys.stdin:
-            thread.submit(judge, Path(line.strip())).add_done_callback(judged)
-
     with tempfile.TemporaryDirectory() as place:
         trainer = make_trainer(Path(place))
-        threading.Thread(target=listen, daemon=True).start()
         last = time.perf_counter()
 
         def step(_: object) -> None:

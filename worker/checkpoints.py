@@ -1,17 +1,12 @@
-"""Checkpoints of a training run: written between two steps, judged in a thread while training goes on."""
+"""Checkpoints of a training run: written between two steps, judged while training goes on."""
 
 import math
 import shutil
-import time
-from collections import deque
-from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from eagle3_core.checkpoint.digest import file_digest
 from eagle3_core.checkpoint.format import write_checkpoint
-from eagle3_core.checkpoint.judge import Verdict, judge
 from eagle3_core.checkpoint.write import clear_leftovers, set_aside
 from eagle3_core.contract.params import TrainParams
 from eagle3_core.contract.store_files import INDEX as STORE_INDEX
@@ -21,19 +16,11 @@ from eagle3_core.training.resume import describe_position
 from eagle3_core.training.setup import Shape
 from eagle3_core.training.trainer import Trainer
 from worker.context import StageContext
-from worker.judge import judging_thread
+from worker.judge import BackgroundJudge, JudgeFailed
 from worker.retention import VAL_LOSS, best_link_fault, mark_best, needless
 
 MOST_UNJUDGED = 2
 """Checkpoints a training may be ahead of the judge, who gives way to it: old ones go only when newer ones are sound."""
-
-
-@dataclass(frozen=True)
-class _Judging:
-    """A checkpoint that lies with the judge: its path, and what comes of it with the seconds it took."""
-
-    path: Path
-    outcome: Future[tuple[Verdict, float]]
 
 
 class CheckpointKeeper:
@@ -41,9 +28,7 @@ class CheckpointKeeper:
 
     def __init__(self, context: StageContext, params: TrainParams, files: VerifierFiles, shape: Shape) -> None:
         self._context, self._params, self._files, self._shape = context, params, files, shape
-        # One thread: verdicts come in the order of the checkpoints, and each is compared with the one before.
-        self._judge = judging_thread()
-        self._pending: deque[_Judging] = deque()
+        self._judge = BackgroundJudge(params.verifier)
         self.latest: Path | None = None
         self.latest_step = 0
         self._unsound: set[Path] = set()
@@ -63,9 +48,8 @@ class CheckpointKeeper:
         """
         if (self._context.output_dir / name).exists():
             return  # stopped again at the very step it had gone on from
-        while len(self._pending) >= MOST_UNJUDGED:
-            self._context.phase("judging")
-            self._take(self._pending.popleft(), self._params.on_invalid_checkpoint == "stop")
+        if len(self._judge) >= MOST_UNJUDGED:
+            self._wait(MOST_UNJUDGED - 1, self._params.on_invalid_checkpoint == "stop")
         self._context.phase("saving")
         epoch = int(name) if name.isdigit() else trainer.position.epoch
         path = write_checkpoint(
@@ -85,12 +69,13 @@ class CheckpointKeeper:
         size = sum(file.stat().st_size for file in path.iterdir())
         self._context.events.write("checkpoint", path=str(path), epoch=epoch, step=trainer.step, bytes=size)
         print(f"checkpoint {path}: {size / 1e6:.1f} MB", flush=True)
-        self._pending.append(_Judging(path, self._judge.submit(self._judged, path, self.latest)))
+        self._judge.submit(path, size)
         self.latest, self.latest_step = path, trainer.step
 
     def go_on_from(self, path: Path, step: int) -> None:
         """The checkpoint that a further attempt starts at: sound, though perhaps nobody was told so yet."""
         self.latest, self.latest_step = path, step
+        self._judge.previous = path
         self._mark_best(path)
 
     def poll(self) -> None:
@@ -99,19 +84,24 @@ class CheckpointKeeper:
         Raises:
             InvalidCheckpoint: one is bad, and the job was asked to stop then.
         """
-        while self._pending and self._pending[0].outcome.done():
-            self._take(self._pending.popleft(), self._params.on_invalid_checkpoint == "stop")
+        while self._judge.ready():
+            self._take(self._params.on_invalid_checkpoint == "stop")
 
     def finish(self, stop_on_invalid: bool = True) -> None:
         """Wait for every verdict; as `poll`."""
-        if self._pending:
-            self._context.phase("judging")
-        while self._pending:
-            self._take(self._pending.popleft(), stop_on_invalid and self._params.on_invalid_checkpoint == "stop")
+        if len(self._judge):
+            self._wait(0, stop_on_invalid and self._params.on_invalid_checkpoint == "stop")
 
     def close(self) -> None:
-        """Let the thread go; verdicts that were not taken are dropped."""
-        self._judge.shutdown(cancel_futures=True)
+        """Let the judge go; verdicts that were not taken are dropped."""
+        self._judge.close()
+
+    def _wait(self, left: int, stop_on_invalid: bool) -> None:
+        """Until so many are not judged."""
+        self._context.phase("judging")
+        self._judge.hurry()
+        while len(self._judge) > left:
+            self._take(stop_on_invalid)
 
     def _extra(self, trainer: Trainer, val_loss: float | None) -> dict[str, Any]:
         return {
@@ -123,16 +113,17 @@ class CheckpointKeeper:
             VAL_LOSS: val_loss if val_loss is not None and math.isfinite(val_loss) else None,
         }
 
-    def _judged(self, path: Path, previous: Path | None) -> tuple[Verdict, float]:
-        started = time.monotonic()
-        verdict = judge(path, previous=previous, verifier=Path(self._params.verifier))
-        return verdict, time.monotonic() - started
-
-    def _take(self, judging: _Judging, stop_on_invalid: bool) -> None:
+    def _take(self, stop_on_invalid: bool) -> None:
         """Report a verdict; a sound checkpoint may be the best so far, and may make older ones needless."""
-        verdict, seconds = judging.outcome.result()
-        path = judging.path
-        self._context.events.write("verdict", path=str(path), **verdict.to_dict(), seconds=round(seconds, 3))
+        try:
+            judged = self._judge.take()
+        except JudgeFailed as error:  # no reason to end a training
+            self._context.warn("judge_failed", f"{error}; see the log")
+            return
+        if judged is None:
+            return
+        path, verdict = judged.path, judged.verdict
+        self._context.events.write("verdict", path=str(path), **verdict.to_dict(), seconds=round(judged.seconds, 3))
         print(f"verdict on {path.name}: {verdict.verdict}", flush=True)
         if verdict.usable:
             self._mark_best(path)

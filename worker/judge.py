@@ -1,25 +1,52 @@
-"""Judging a checkpoint in a process of its own, so that whoever watches a program never loads torch.
+"""Checkpoints judged one after the other while a training goes on, which must not feel it.
+
+    small       in a thread of this process, the lowest in priority: done before a process would have started
+    others      in a process of their own, which runs where nobody else wants the core, and reads at a modest rate
+    hurry       nobody trains any more: at full rate, and with some share of the core, which others may fill
+
+The process is
 
     python -P -m worker.judge CHECKPOINT [--previous DIR] [--verifier DIR] [--expect-drafter] [--max-mb-per-s N]
 
-prints {"verdict", "level", "findings", "servers", "seconds"} as one line of JSON. It takes what the machine has left:
-the lowest priority, one thread that computes and one that reads.
+which prints a Verdict as one line of JSON, and steps back where it is given a rate. Torch is loaded where something is
+judged, not with this module.
 """
 
 import argparse
-import json
 import subprocess
 import sys
-import tempfile
+import threading
 import time
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
 
+from pydantic import TypeAdapter, ValidationError
+
+from eagle3_core.checkpoint.findings import Verdict
 from eagle3_core.contract.priority import be_nice, step_back
-from worker.watch import FoundCheckpoint
+
+SMALL_BYTES = 64 << 20
+"""Of a checkpoint that a thread reads in less time than a process takes to load torch."""
+
+MB_PER_S_BESIDE_TRAINING = 200.0
+"""A drafter of 9.5 GB takes 48 s, of an epoch of half an hour; a training on all cores slows by less than 5 %."""
+
+_VERDICT = TypeAdapter(Verdict)
+
+
+class JudgeFailed(Exception):
+    """The judge's process could not be started, or ended without a verdict; the text says how."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What came of a checkpoint, and how long it took."""
+
+    path: Path
+    verdict: Verdict
+    seconds: float
 
 
 def judging_thread() -> ThreadPoolExecutor:
@@ -27,87 +54,118 @@ def judging_thread() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, "judge", initializer=be_nice)
 
 
-@dataclass(frozen=True)
-class _Judging:
-    found: FoundCheckpoint
-    previous: Path | None
-    process: subprocess.Popen[bytes]
-    answer: IO[bytes]
+class BackgroundJudge:
+    """Judges in the order of asking, and compares each with the sound one before it."""
 
+    def __init__(self, verifier: str | None, *, expect_drafter: bool = True, small_bytes: int = SMALL_BYTES) -> None:
+        """Nothing starts before the first checkpoint.
 
-class ChildJudge:
-    """Judges one checkpoint after the other, each compared with the sound one before it."""
-
-    def __init__(self, verifier: str | None, expect_drafter: bool) -> None:
-        self._options = [] if verifier is None else ["--verifier", verifier]
-        self._options += ["--expect-drafter"] if expect_drafter else []
-        self._waiting: deque[FoundCheckpoint] = deque()
-        self._running: _Judging | None = None
-        self._previous: Path | None = None
-
-    @property
-    def idle(self) -> bool:
-        """Whether nothing is left to be judged."""
-        return self._running is None and not self._waiting
-
-    def submit(self, found: FoundCheckpoint) -> None:
-        """Have a checkpoint judged."""
-        self._waiting.append(found)
-
-    def poll(self) -> tuple[FoundCheckpoint, dict[str, Any]] | None:
-        """A checkpoint that has been judged, and the answer; one that was removed meanwhile is passed over.
-
-        An answer of a judge that died is {"failed": text}.
+        Args:
+            verifier: as for `judge`.
+            expect_drafter: as for `judge`.
+            small_bytes: a smaller checkpoint is judged in a thread of this process.
         """
-        judged = None
-        if self._running is not None and self._running.process.poll() is not None:
-            judging, self._running = self._running, None
-            judged = self._judged(judging)
-        if self._running is None and self._waiting:
-            self._start(self._waiting[0])
-            self._waiting.popleft()
-        return judged
+        self.previous: Path | None = None
+        """What the first one is compared with; then the latest that was sound."""
+        self._verifier, self._expect_drafter, self._small = verifier, expect_drafter, small_bytes
+        self._thread = judging_thread()
+        self._pending: deque[tuple[Path, Future[Judged | None]]] = deque()
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._closed = False
+        self._max_mb_per_s: float | None = None
+        self._process_is_paced = False
+
+    def __len__(self) -> int:
+        """How many were not taken yet."""
+        return len(self._pending)
+
+    def submit(self, path: Path, size: int) -> None:
+        """Have a checkpoint of `size` bytes judged, beside a training."""
+        with self._lock:
+            self._max_mb_per_s = MB_PER_S_BESIDE_TRAINING
+        self._pending.append((path, self._thread.submit(self._judged, path, size)))
+
+    def ready(self) -> bool:
+        """Whether `take` would not wait."""
+        return bool(self._pending) and self._pending[0][1].done()
+
+    def take(self) -> Judged | None:
+        """The oldest one that was not taken yet, waited for; None if it was removed before it could be judged.
+
+        Raises:
+            JudgeFailed: there is no verdict on it.
+        """
+        return self._pending.popleft()[1].result()
+
+    def hurry(self) -> None:
+        """Until the next `submit` nobody trains: judge what is left as fast as the machine can."""
+        with self._lock:
+            self._max_mb_per_s = None
+            if self._process_is_paced:
+                self._end_process()  # and it begins again, faster
 
     def close(self) -> None:
-        """End the judge; what it had not told is dropped."""
-        self._waiting.clear()
-        if self._running is not None:
-            self._running.process.kill()
-            self._running.process.wait()
-            self._running.answer.close()
-            self._running = None
+        """End the judge; what was not taken is dropped."""
+        with self._lock:
+            self._closed = True
+            self._end_process()
+        self._thread.shutdown(cancel_futures=True)
 
-    def _start(self, found: FoundCheckpoint) -> None:
-        previous = self._previous
-        if previous is None or previous == found.path or not previous.is_dir():
-            previous = None
-        options = self._options if previous is None else [*self._options, "--previous", str(previous)]
-        answer = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the answer was read
-        command = [sys.executable, "-P", "-m", "worker.judge", *options, "--", str(found.path)]
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=answer)
-        self._running = _Judging(found, previous, process, answer)
+    def _end_process(self) -> None:
+        if self._process is not None:
+            self._process.kill()
 
-    def _judged(self, judging: _Judging) -> tuple[FoundCheckpoint, dict[str, Any]] | None:
-        with judging.answer as file:
-            file.seek(0)
-            text = file.read()
-        found = judging.found
-        if not found.path.is_dir():
-            return None  # the program clears old ones away
-        if judging.previous is not None and not judging.previous.is_dir():
-            self._waiting.appendleft(found)  # what it was compared with went away
-            return None
-        try:
-            answer: dict[str, Any] = json.loads(text)
-        except ValueError:
-            return found, {"failed": f"the judge ended with {judging.process.returncode} and said nothing"}
-        if answer["verdict"] in ("valid", "suspect"):
-            self._previous = found.path
-        return found, answer
+    def _judged(self, path: Path, size: int) -> Judged | None:
+        started = time.monotonic()
+        while True:
+            previous = self.previous if self.previous != path else None
+            previous = previous if previous is not None and previous.is_dir() else None
+            judged_by = self._here if size < self._small else self._apart
+            verdict = judged_by(path, previous)
+            if not path.is_dir():
+                return None  # who made it clears old ones away
+            if previous is None or previous.is_dir():
+                break
+        if verdict.usable:
+            self.previous = path
+        return Judged(path, verdict, time.monotonic() - started)
+
+    def _here(self, path: Path, previous: Path | None) -> Verdict:
+        from eagle3_core.checkpoint.judge import judge  # noqa: PLC0415 - loads torch
+
+        verifier = None if self._verifier is None else Path(self._verifier)
+        return judge(path, previous=previous, verifier=verifier, expect_drafter=self._expect_drafter)
+
+    def _apart(self, path: Path, previous: Path | None) -> Verdict:
+        options = [] if previous is None else ["--previous", str(previous)]
+        options += [] if self._verifier is None else ["--verifier", self._verifier]
+        options += ["--expect-drafter"] if self._expect_drafter else []
+        while True:
+            with self._lock:
+                if self._closed:
+                    raise CancelledError
+                pace = self._max_mb_per_s
+                paced = [] if pace is None else ["--max-mb-per-s", str(pace)]
+                command = [sys.executable, "-P", "-m", "worker.judge", *options, *paced, "--", str(path)]
+                try:
+                    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+                except OSError as error:
+                    raise JudgeFailed(f"no judge could be started for {path}: {error}") from error
+                self._process, self._process_is_paced = process, pace is not None
+            text, _ = process.communicate()
+            with self._lock:
+                self._process = None
+                if process.returncode != 0 and (self._closed or (pace is not None and self._max_mb_per_s is None)):
+                    continue  # it was ended from here
+            try:
+                return _VERDICT.validate_json(text)
+            except ValidationError:
+                raise JudgeFailed(f"the judge of {path} ended with {process.returncode} and said nothing") from None
 
 
 def main(arguments: list[str]) -> None:
-    """Judge one checkpoint and print the answer."""
+    """Judge one checkpoint and print the verdict."""
     parser = argparse.ArgumentParser()
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--previous", type=Path)
@@ -115,14 +173,15 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--expect-drafter", action="store_true")
     parser.add_argument("--max-mb-per-s", type=float)
     asked = parser.parse_args(arguments)
-    step_back()
-    started = time.monotonic()
-    verdict = _judge(asked)
-    print(json.dumps({**verdict, "seconds": round(time.monotonic() - started, 3)}))
+    if asked.max_mb_per_s is None:
+        be_nice()
+    else:
+        step_back()
+    sys.stdout.buffer.write(_VERDICT.dump_json(_judge(asked)) + b"\n")
 
 
-def _judge(asked: argparse.Namespace) -> dict[str, Any]:
-    import torch  # noqa: PLC0415 - the watcher imports this module and must not load it
+def _judge(asked: argparse.Namespace) -> Verdict:
+    import torch  # noqa: PLC0415 - who only starts this process must not load it
 
     from eagle3_core.checkpoint.judge import judge  # noqa: PLC0415
 
@@ -133,7 +192,7 @@ def _judge(asked: argparse.Namespace) -> dict[str, Any]:
         verifier=asked.verifier,
         expect_drafter=asked.expect_drafter,
         max_mb_per_s=asked.max_mb_per_s,
-    ).to_dict()
+    )
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from worker.adapters.choose import choose_adapter
 from worker.context import StageContext
 from worker.follow import LogFollower
 from worker.foreign_progress import ForeignProgress
-from worker.judge import ChildJudge
+from worker.judge import BackgroundJudge, Judged, JudgeFailed
 from worker.watch import CheckpointWatch, FoundCheckpoint
 
 READ_S = 1.0
@@ -24,8 +24,6 @@ LOOK_S = 2.0
 
 LOOK_SHARE = 0.05
 """Of the time may go into looking at a directory."""
-
-_NAMED = 3
 
 
 class Watcher:
@@ -48,7 +46,8 @@ class Watcher:
         self._adapter = choose_adapter(params.progress, context.warn)
         self.progress = ForeignProgress(context, params.total_steps, live=not present)
         self._watch = None if directory is None else CheckpointWatch(directory, pass_over_present=not present)
-        self._judge = ChildJudge(params.verifier, params.expect_drafter)
+        # Whatever its size, a process judges it: this one surrounds any program and must not load torch.
+        self._judge = BackgroundJudge(params.verifier, expect_drafter=params.expect_drafter, small_bytes=0)
         self._stop_on: dict[str, bool] = {}
         self._untold: deque[tuple[str, dict[str, Any]]] = deque()
         self._next_read = self._next_look = 0.0
@@ -88,9 +87,10 @@ class Watcher:
                 return
             self._hand_on(self._watch.look(final=True))
             self._tell()
-            if not self._judge.idle:
+            if len(self._judge):
                 self._context.phase("judging")
-            while not self._judge.idle and not self._context.stop_requested.wait(0.1):
+                self._judge.hurry()
+            while len(self._judge) and not self._context.stop_requested.wait(0.1):
                 self._take_verdict()
         finally:
             self.close()
@@ -136,7 +136,7 @@ class Watcher:
         for one in found:
             told = {"path": str(one.path), "epoch": one.epoch, "step": one.step, "bytes": one.size}
             self._untold.append(("checkpoint", told))
-            self._judge.submit(one)
+            self._judge.submit(one.path, one.size)
 
     def _tell(self) -> None:
         """Write what is known of checkpoints; on a full disk it stays for later."""
@@ -147,27 +147,28 @@ class Watcher:
 
     def _take_verdict(self) -> None:
         self._tell()
-        judged = self._judge.poll()
-        if judged is None:
+        if not self._judge.ready():
             return
-        found, answer = judged
-        if "failed" in answer:
-            self._warn_later("judge_failed", f"{found.path}: {answer['failed']}; see the log")
+        try:
+            judged = self._judge.take()
+        except JudgeFailed as error:
+            self._warn_later("judge_failed", f"{error}; see the log")
         else:
-            self._untold.append(("verdict", {"path": str(found.path), **answer}))
-        if answer.get("verdict") in ("invalid", "unreadable"):
-            text = f"checkpoint {found.path} is {answer['verdict']}: {_errors(answer['findings'])}"
-            if self._stop_on.get("invalid"):
-                self._tell()
-                raise InvalidCheckpoint(text)
-            self._warn_later("invalid_checkpoint", text)
+            if judged is not None:
+                self._note(judged)
         self._tell()
+
+    def _note(self, judged: Judged) -> None:
+        path, verdict = judged.path, judged.verdict
+        told = {"path": str(path), **verdict.to_dict(), "seconds": round(judged.seconds, 3)}
+        self._untold.append(("verdict", told))
+        if verdict.usable:
+            return
+        text = f"checkpoint {path} is {verdict.verdict}: {verdict.errors()}"
+        if self._stop_on.get("invalid"):
+            self._tell()
+            raise InvalidCheckpoint(text)
+        self._warn_later("invalid_checkpoint", text)
 
     def _warn_later(self, code: str, message: str) -> None:
         self._untold.append(("warning", {"code": code, "message": message}))
-
-
-def _errors(findings: list[dict[str, str]]) -> str:
-    errors = [one["message"] for one in findings if one["severity"] == "error"]
-    more = f"; and {len(errors) - _NAMED} more" if len(errors) > _NAMED else ""
-    return "; ".join(errors[:_NAMED]) + more

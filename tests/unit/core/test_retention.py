@@ -16,6 +16,7 @@ from eagle3_core.training.resume import checkpoints, find_latest
 from tests import makers, tiny
 from tests.cases import make_case
 from worker.context import StageContext
+from worker.judge import BackgroundJudge
 from worker.retention import BEST_LINK, best_link_fault, mark_best, needless
 from worker.stages import train
 
@@ -87,17 +88,17 @@ def test_without_validation_there_is_no_best(run, tmp_path):
 
 
 def test_an_unsound_one_makes_nothing_needless_and_does_not_count(run, tmp_path, monkeypatch):
-    whole = train.CheckpointKeeper._judged
+    whole = BackgroundJudge._judged
 
-    def judged(self: Any, path: Path, previous: Path | None) -> Any:
+    def judged(self: Any, path: Path, size: int) -> Any:
         if path.name in ("1", "3"):
             (path / "model.safetensors").write_bytes(b"spoilt")
-        return whole(self, path, previous)
+        return whole(self, path, size)
 
-    monkeypatch.setattr(train.CheckpointKeeper, "_judged", judged)
+    monkeypatch.setattr(BackgroundJudge, "_judged", judged)
     events = run(epochs=4, keep_last=2, on_invalid_checkpoint="warn", val_ratio=0.0)
     verdicts = {Path(event["path"]).name: event["verdict"] for event in of(events, "verdict")}
-    assert (verdicts["0"], verdicts["2"]) == ("valid", "suspect"), "the one before cannot be read"
+    assert (verdicts["0"], verdicts["2"]) == ("valid", "valid"), "compared with the latest that was sound"
     assert verdicts["1"] in ("invalid", "unreadable")
     assert there(tmp_path / "out") == ["0", "2", "3"]
     assert find_latest(tmp_path / "out").path.name == "2"

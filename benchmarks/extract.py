@@ -213,9 +213,9 @@ def ratio(found: dict[str, list[dict[str, float]]], other: str, of: Callable[[di
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--tokens", type=int, default=24_000, help="of the rows whose extraction is timed")
-    parser.add_argument("--prompts", type=int, default=240, help="whose answers the drafters are trained on")
-    parser.add_argument("--epochs", type=int, default=6, help="of each drafter")
+    parser.add_argument("--tokens", type=int, default=6_000, help="of the rows whose extraction is timed")
+    parser.add_argument("--prompts", type=int, default=60, help="whose answers the drafters are trained on")
+    parser.add_argument("--epochs", type=int, default=3, help="of each drafter")
     parser.add_argument("--verifier", type=Path, default=ROOT / ".demo" / "verifier")
     parser.add_argument("--variant", choices=VARIANTS, help="one of them alone, for a run that this one starts")
     chosen = parser.parse_args()

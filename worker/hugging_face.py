@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import tokenizers
 import torch
 import transformers
 from torch import Tensor, nn
@@ -75,11 +76,18 @@ class HuggingFaceTokenizer:
             self.inner = transformers.AutoTokenizer.from_pretrained(
                 directory, local_files_only=True, trust_remote_code=allow_remote_code
             )
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             refuse_code(directory, TOKENIZER_CONFIGS, allow_remote_code)
             raise BadInput(f"{directory}: no tokenizer could be loaded ({error})") from error
         except ImportError as error:
             raise BadInput(f"{directory}: the tokenizer needs a package that is missing ({error})") from error
+        except Exception as error:
+            if type(error) is not Exception:  # the one class that tokenizers has for what it cannot read
+                raise
+            raise BadInput(
+                f"{directory}/tokenizer.json: tokenizers {tokenizers.__version__} cannot read it ({error}); "
+                "where a newer version wrote it, install that one"
+            ) from error
         if self.inner.is_fast:
             self.inner.backend_tokenizer.no_truncation()
             self.inner.backend_tokenizer.no_padding()

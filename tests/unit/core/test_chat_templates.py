@@ -387,3 +387,28 @@ def test_whatever_is_said_exactly_that_is_masked(family: Any, template: str, con
         text = text.removeprefix("<|channel|>final<|message|>")
         text = text.removesuffix("<|return|>" if last and template == "harmony" else end)
         assert text.strip() == answer.strip()
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        (lambda text: text[: len(text) // 2], "no tokenizer could be loaded"),
+        (lambda _: "[]", "no tokenizer could be loaded"),
+        (
+            lambda text: json.dumps(json.loads(text) | {"model": {"type": "New"}}),
+            r"tokenizer\.json: tokenizers \d.*newer",
+        ),
+        (
+            lambda text: json.dumps(json.loads(text) | {"decoder": {"type": "New"}}),
+            r"tokenizer\.json: tokenizers \d.*newer",
+        ),
+    ],
+    ids=["torn", "no object", "a model of a later version", "a decoder of a later version"],
+)
+def test_a_tokenizer_that_cannot_be_read_is_named(tmp_path: Path, content: Any, named: str) -> None:
+    verifier = tiny.make_verifier(tmp_path / "verifier")
+    file = verifier / "tokenizer.json"
+    file.write_text(content(file.read_text()))
+    with pytest.raises(BadInput, match=named) as caught:
+        HuggingFaceTokenizer(verifier)
+    assert str(verifier) in str(caught.value)

@@ -12,8 +12,8 @@ from server.api.filters import job_filter
 from server.api.problems import Problem
 from server.api.routes import Direct, KnownQuery
 from server.api.waiting import UntilParam, Wait, ask_of, conditional, tags_of, unless_gone, version_known, waited
-from server.domain.changes import Standing, Until
 from server.domain.listing import ALL_JOBS, JobFilter
+from server.domain.marks import Standing, Until
 from server.domain.states import JobState
 from server.domain.view import JobList, JobView, row_of
 from server.errors import FieldError, Invalid

@@ -14,7 +14,7 @@ from fastapi import FastAPI, Query, Request, Response
 from eagle3_core.contract.durations import FORMS, parse_duration
 from server.api.access import caller_of
 from server.api.context import AppContext
-from server.domain.changes import Until
+from server.domain.marks import Until
 from server.errors import FieldError, Invalid, ServiceError, Unauthorized
 from server.services.waiting import FOREIGN, Outcome
 

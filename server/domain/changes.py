@@ -4,65 +4,11 @@ progress    anything that is shown, save that time passes: step, loss, and all o
 change      state, health, phase, attempt, what was asked of it, what it waits for, warnings, result, and the next two
 epoch       an epoch has ended, or another one began
 checkpoint  one was written, or judged
-
-A job carries the version at which each kind last occurred. A client sends the version it knows, and "has there been a
-checkpoint since?" is a comparison of two numbers, also after a restart of the daemon.
 """
 
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple
 
-if TYPE_CHECKING:
-    from server.domain.job import Job
-
-
-class Until(StrEnum):
-    """What a client waits for."""
-
-    CHANGE = "change"
-    PROGRESS = "progress"
-    EPOCH = "epoch"
-    CHECKPOINT = "checkpoint"
-    TERMINAL = "terminal"
-
-
-@dataclass(frozen=True)
-class Marks:
-    """The version of the job at which each kind of news last occurred; 0: never."""
-
-    progress: int = 1
-    change: int = 1
-    epoch: int = 0
-    checkpoint: int = 0
-
-    @classmethod
-    def all_at(cls, version: int) -> "Marks":
-        """Everything is new at this version."""
-        return cls(version, version, version, version)
-
-    def of(self, until: Until) -> int | None:
-        """The one of a kind; None for an end, of which the state tells."""
-        kinds = {
-            Until.PROGRESS: self.progress,
-            Until.CHANGE: self.change,
-            Until.EPOCH: self.epoch,
-            Until.CHECKPOINT: self.checkpoint,
-        }
-        return kinds.get(until)
-
-
-class Standing(NamedTuple):
-    """How far a job is, as far as somebody who waits for news of many is concerned."""
-
-    id: str
-    version: int
-    change_version: int
-    state: str
-
-
-FIRST = Marks()
-"""Of a job that was just stored."""
+from server.domain.job import Job
 
 
 @dataclass(frozen=True)
@@ -75,7 +21,7 @@ class News:
     checkpoint: bool
 
 
-def news_of(old: "Job", new: "Job") -> News:
+def news_of(old: Job, new: Job) -> News:
     """What is new in `new`."""
     before, after = old.status, new.status
     epoch = before.epochs_done != after.epochs_done or _left_unfinished(old, new)
@@ -98,14 +44,14 @@ def news_of(old: "Job", new: "Job") -> News:
     return News(progress=progress, change=change, epoch=epoch, checkpoint=checkpoint)
 
 
-def _left_unfinished(old: "Job", new: "Job") -> bool:
+def _left_unfinished(old: Job, new: Job) -> bool:
     """Another epoch began without a word that the last one has ended, as with foreign programs."""
     last = old.status.epoch
     told = any(done.epoch == last for done in old.status.epochs_done)
     return last is not None and not told and new.status.epoch not in (None, last)
 
 
-def _warned(job: "Job") -> tuple[int, bool]:
+def _warned(job: Job) -> tuple[int, bool]:
     """Counts of warnings that come again and again are no news."""
     return len(job.status.warnings), job.status.warnings_left_out > 0
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from server.domain.changes import FIRST, Marks
+from server.domain.marks import FIRST, Marks
 from server.domain.policy import NO_RETRY, Policy
 from server.domain.progress import Status
 from server.domain.resources import BY_STAGE, GpuRef, Resources

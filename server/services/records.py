@@ -6,8 +6,8 @@ from eagle3_core.contract.jobdir import JobDir, read_json, write_json
 from eagle3_core.contract.params import STAGES
 from eagle3_core.contract.spec import JobSpec
 from server.db.queries import jobs as job_queries
-from server.domain.changes import Marks
 from server.domain.job import Dependency, Job, PipelineRef
+from server.domain.marks import Marks
 from server.domain.policy import Policy
 from server.domain.resources import Resources
 from server.domain.states import JobState

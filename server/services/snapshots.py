@@ -5,8 +5,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import NamedTuple
 
-from server.domain.changes import Marks
 from server.domain.job import Job
+from server.domain.marks import Marks
 from server.domain.redaction import Redactor
 from server.domain.states import FINAL_JOB, LIVE_ATTEMPT
 from server.domain.view import view_of

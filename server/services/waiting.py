@@ -1,6 +1,6 @@
 """Long polls: a request that is answered when there is something to say, or when its time is over.
 
-since (the version the client knows)  --compared with--> the marks of the job (server/domain/changes.py)
+since (the version the client knows)  --compared with--> the marks of the job (server/domain/marks.py)
 """
 
 import asyncio
@@ -12,8 +12,8 @@ from typing import NamedTuple
 from fastapi.concurrency import run_in_threadpool
 
 from server.db.queries import jobs as job_queries
-from server.domain.changes import Standing, Until
 from server.domain.ids import is_job_id
+from server.domain.marks import Standing, Until
 from server.domain.states import FINAL_JOB
 from server.errors import Stopping
 from server.services.jobs import load_snapshot, no_such_job

@@ -25,8 +25,9 @@ from sqlalchemy.orm import Session
 
 from server.db.models import AttemptTable, DependencyTable, JobTable, LabelTable
 from server.db.queries import leases as lease_queries
-from server.domain.changes import Marks, Standing, news_of
+from server.domain.changes import news_of
 from server.domain.job import Attempt, Dependency, Job, NewJob, PipelineRef
+from server.domain.marks import Marks, Standing
 from server.domain.policy import Policy
 from server.domain.progress import Status
 from server.domain.resources import GpuRef, Resources

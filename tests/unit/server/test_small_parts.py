@@ -17,8 +17,8 @@ from server.app import _listen, is_loopback, serve
 from server.db.engine import Database
 from server.db.migrate import configuration, upgrade
 from server.db.queries import incarnation, jobs
-from server.domain.changes import Marks
 from server.domain.ids import is_job_id, new_job_id
+from server.domain.marks import Marks
 from server.errors import StartupError
 from server.services import auth
 from server.services.auth import Gate, read_or_make_token

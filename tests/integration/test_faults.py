@@ -120,11 +120,7 @@ def test_fault_04_killed_between_fork_and_commit(tmp_path, daemon_class, planned
     """The daemon dies at one point of a job's way; the job is stored once, runs once, and its end is kept."""
 
     class Dying(daemon_class):
-        dies = True
-
-        def command(self, *arguments):
-            found = super().command(*arguments)
-            return [sys.executable, "-P", str(DOUBLE / "dying_daemon.py"), point, *found[4:]] if self.dies else found
+        program = (str(DOUBLE / "dying_daemon.py"), point)
 
     daemon = Dying(tmp_path / "state", tmp_path / "root", worker_python(tmp_path)).start()
     try:
@@ -132,7 +128,7 @@ def test_fault_04_killed_between_fork_and_commit(tmp_path, daemon_class, planned
             daemon.client.submit(planned(["print", "truly started"]))
         wait_for(lambda: start_ticks(daemon.pid) is None, what="the daemon's death")
         daemon.kill()
-        daemon.dies = False
+        daemon.program = daemon_class.program
         daemon.start()
         [row] = daemon.client.jobs()
         job = daemon.wait_ended(row["id"])

@@ -164,8 +164,9 @@ def code_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
             del sys.modules[name]
 
     path = tmp_path / "modules"
+    elsewhere = dynamic_module_utils.HF_MODULES_CACHE  # from where the package would be taken, once it is there
     monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(path))
-    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != elsewhere])
     forget()
     yield path
     forget()

@@ -12,7 +12,7 @@ from eagle3_core.contract.params import STAGES
 @pytest.fixture(scope="module")
 def http(shared):
     daemon, _ = shared
-    with httpx.Client(base_url=daemon.client.url, trust_env=False) as client:
+    with httpx.Client(base_url=daemon.client.url, trust_env=False, timeout=60) as client:
         yield client
 
 
@@ -56,7 +56,7 @@ def test_loopback_names_are_accepted(http, token, host):
 def test_login_link_works_once_and_the_cookie_is_enough(http, token, shared):
     daemon, planned = shared
     link = http.post("/login-links", headers=token).json()["url"]
-    with httpx.Client(base_url=daemon.client.url, trust_env=False) as browser:
+    with httpx.Client(base_url=daemon.client.url, trust_env=False, timeout=60) as browser:
         page = browser.get("/", headers={"Accept": "text/html"})
         assert page.status_code == 401
         assert "eyas login" in page.text
@@ -86,7 +86,7 @@ def test_login_link_works_once_and_the_cookie_is_enough(http, token, shared):
 
 def test_the_link_printed_at_start_signs_in(shared):
     daemon, _ = shared
-    assert httpx.get(daemon.login_link, trust_env=False).status_code == 303
+    assert httpx.get(daemon.login_link, trust_env=False, timeout=60).status_code == 303
 
 
 def test_writes_from_other_sites_and_other_types_are_refused(http, token):

@@ -75,8 +75,9 @@ def test_fault_21_a_collector_that_stands_still_is_replaced(gpu_daemon, planned,
 
 
 @pytest.mark.parametrize("how", ["kill", "stop"])
-def test_the_collector_goes_with_the_daemon_and_holds_nothing(gpu_daemon, nvml, wait_for, how):
+def test_the_collector_goes_with_the_daemon_and_holds_nothing(gpu_daemon, nvml, planned, wait_for, how):
     daemon = gpu_daemon()
+    start(daemon, planned(["until_stopped", None]))  # looked at every second
     [pid] = collectors(daemon)
     held = [str(path.readlink()) for path in Path(f"/proc/{pid}/fd").iterdir()]
     assert not [path for path in held if str(daemon.state) in path]

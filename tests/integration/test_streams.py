@@ -89,7 +89,9 @@ def test_a_database_that_was_made_anew_or_put_back_is_another_one(planned_daemon
     path = f"/jobs/{stored['id']}"
 
     def look():
-        with httpx.Client(base_url=daemon.client.url, headers=daemon.client._http.headers, trust_env=False) as http:
+        with httpx.Client(
+            base_url=daemon.client.url, headers=daemon.client._http.headers, trust_env=False, timeout=60
+        ) as http:
             found, _ = events_of(http, f"{path}/events/stream")
             return http.get(path).headers["etag"], found[-2].id
 

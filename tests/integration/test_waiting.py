@@ -234,7 +234,7 @@ def test_a_wait_is_cut_and_that_is_told(planned_daemon, planned):
     [stored] = daemon.client.submit(planned(["until_stopped", None]))
     daemon.wait_state(stored["id"], "running")
     headers = daemon.client._http.headers
-    with httpx.Client(base_url=daemon.client.url, headers=headers, trust_env=False) as http:
+    with httpx.Client(base_url=daemon.client.url, headers=headers, trust_env=False, timeout=60) as http:
         answer = http.get(f"/jobs/{stored['id']}?wait=1h&until=terminal")
         assert (answer.headers["x-wait"], answer.headers["x-wait-limit"]) == ("timeout", "0.3")
         answer = http.get(f"/jobs/{stored['id']}?until=terminal", headers={"Prefer": "wait=3600"})
@@ -285,7 +285,7 @@ def test_who_may_wait(shared, http, held):
         daemon.client.revoke_token("news-reader")
         step(0)
         assert waiting.get().status_code == 401
-    assert httpx.get(f"{daemon.client.url}/jobs/{job_id}?wait=9", trust_env=False).status_code == 401
+    assert httpx.get(f"{daemon.client.url}/jobs/{job_id}?wait=9", trust_env=False, timeout=60).status_code == 401
 
 
 def test_many_waiters_take_no_threads_and_leave_nothing_behind(shared, held, wait_for):

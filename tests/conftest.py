@@ -121,6 +121,16 @@ class Daemon:
         assert self._process.exitcode is not None, f"the daemon did not end within {LIMIT_S} s"
         return self._process.exitcode
 
+    def end_jobs(self) -> None:
+        """Have every job end that has not."""
+
+        def left() -> list[Any]:
+            return self.client.jobs(state=("queued", "starting", "running", "stopping", "paused"))
+
+        for job in left():
+            self.client.cancel(job["id"], grace_s=0)
+        _wait_for(lambda: not left(), what="the end of all jobs")
+
     def close(self) -> None:
         if self._process is not None and self._process.is_alive():
             self.kill()

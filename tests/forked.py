@@ -23,14 +23,17 @@ def start(program: str, arguments: list[str], environment: dict[str, str], cwd: 
 
 
 def _become(program: str, arguments: list[str], environment: dict[str, str], cwd: Path, log: Path) -> None:
+    os.chdir(cwd)
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for standard in (1, 2):
         os.dup2(output, standard)
     os.close(output)
+    if "LD_PRELOAD" in environment:  # heeded when a program is loaded
+        what = [program] if program.endswith(".py") else ["-m", program]
+        os.execve(sys.executable, [sys.executable, "-P", *what, *arguments], environment)
     os.environ.clear()
     os.environ.update(environment)
     time.tzset()
-    os.chdir(cwd)
     sys.argv = [program, *arguments]
     if program.endswith(".py"):
         runpy.run_path(program, run_name="__main__")

@@ -161,7 +161,7 @@ def test_openapi_names_its_operations(http, token):
 
 
 def test_what_is_no_http_is_a_problem_too(http):
-    with socket.create_connection((http.base_url.host, http.base_url.port), timeout=10) as connection:
+    with socket.create_connection((http.base_url.host, http.base_url.port), timeout=25) as connection:
         connection.sendall(b"\x16\x03\x01 garbage\r\n\r\n")
         answer = b"".join(iter(lambda: connection.recv(4096), b""))
     head, body = answer.split(b"\r\n\r\n")
@@ -171,7 +171,7 @@ def test_what_is_no_http_is_a_problem_too(http):
 
 @pytest.mark.parametrize("begin", [b"GET /healthz?", b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX-Long: "])
 def test_a_head_without_an_end_is_not_kept(http, begin):
-    with socket.create_connection((http.base_url.host, http.base_url.port), timeout=10) as connection:
+    with socket.create_connection((http.base_url.host, http.base_url.port), timeout=25) as connection:
         connection.sendall(begin)
         answer = b""
         for _ in range(40):

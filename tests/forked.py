@@ -1,4 +1,7 @@
-"""Programs that start at once: forked from a server that has imported the daemon, which takes a second of CPU time."""
+"""Programs that start at once: forked from a server that has imported the daemon, which takes a second of CPU time.
+
+A fresh interpreter is what `make chaos` and its short form in the suite start, and every daemon with LD_PRELOAD.
+"""
 
 import importlib
 import os
@@ -9,10 +12,8 @@ from multiprocessing import get_context
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-PRELOADED = ["client.cli", "server.app", "uvicorn.lifespan.on", "alembic.autogenerate"]
-
 _context = get_context("forkserver")
-_context.set_forkserver_preload(PRELOADED)
+_context.set_forkserver_preload(["client.cli", "server.app", "uvicorn.lifespan.on"])
 
 
 def start(program: str, arguments: list[str], environment: dict[str, str], cwd: Path, log: Path) -> ForkServerProcess:

@@ -22,7 +22,7 @@ check: setup  ## lint, types, import rules, migrations match models
 	$(BIN)/python -P -m server.db.check
 
 test: setup  ## the suite, without slow, gpu, browser, interop, slurm, chaos and serving
-	$(BIN)/python -P -m pytest -n 2 --dist loadfile -m 'not slow and not gpu and not browser and not interop and not slurm and not chaos and not serving'
+	$(BIN)/python -P -m pytest -n 2 --dist worksteal -m 'not slow and not gpu and not browser and not interop and not slurm and not chaos and not serving'
 
 gpu: setup  ## on a machine with an NVIDIA GPU: NVML, leases and training on it
 	$(BIN)/python -P -m pytest -m gpu

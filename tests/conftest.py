@@ -4,12 +4,12 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -17,9 +17,10 @@ import pytest
 
 from client.http import EyasClient
 from eagle3_core.contract import proctree
+from tests import forked
 from tests.disks import SmallDisk, cannot_mount
 
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 T = TypeVar("T")
 
 
@@ -50,17 +51,20 @@ def wait_for() -> WaitFor:
 class Daemon:
     """A real `eyas serve` on a free port. `root` is where jobs may read and write."""
 
+    program: tuple[str, ...] = ("client.cli",)
+    """What is started, and what it is told before `serve`."""
+
     def __init__(self, state: Path, root: Path, environment: dict[str, str]) -> None:
         self.state = state
         self.root = root
         self._environment = environment
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: ForkServerProcess | None = None
         self._client: EyasClient | None = None
         self.output = b""
 
     @property
     def pid(self) -> int:
-        assert self._process is not None
+        assert self._process is not None and self._process.pid is not None
         return self._process.pid
 
     @property
@@ -80,20 +84,15 @@ class Daemon:
     def start(self) -> "Daemon":
         log = self.root / "daemon.log"
         begin = log.stat().st_size if log.exists() else 0
-        with log.open("ab") as output:
-            self._process = subprocess.Popen(
-                self.command("serve", "--state", str(self.state), "--port", "0"),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                cwd=self.root,
-                env={**os.environ, **self._environment},
-            )
+        log.touch()
+        program, *told = self.program
+        arguments = [*told, "serve", "--state", str(self.state), "--port", "0"]
+        self._process = forked.start(program, arguments, {**os.environ, **self._environment}, self.root, log)
 
         def announced() -> bool:
             assert self._process is not None
             self.output = log.read_bytes()[begin:]
-            assert self._process.poll() is None, self.output.decode()
+            assert self._process.is_alive(), self.output.decode()
             return b"  roots  " in self.output
 
         _wait_for(announced, what="the daemon's address")
@@ -114,11 +113,26 @@ class Daemon:
         if self._client is not None:
             self._client.close()
             self._client = None
-        self._process.send_signal(number)
-        return self._process.wait(LIMIT_S)
+        if number == signal.SIGKILL:
+            self._process.kill()
+        else:
+            self._process.terminate()
+        self._process.join(LIMIT_S)
+        assert self._process.exitcode is not None, f"the daemon did not end within {LIMIT_S} s"
+        return self._process.exitcode
+
+    def end_jobs(self) -> None:
+        """Have every job end that has not."""
+
+        def left() -> list[Any]:
+            return self.client.jobs(state=("queued", "starting", "running", "stopping", "paused"))
+
+        for job in left():
+            self.client.cancel(job["id"], grace_s=0)
+        _wait_for(lambda: not left(), what="the end of all jobs")
 
     def close(self) -> None:
-        if self._process is not None and self._process.poll() is None:
+        if self._process is not None and self._process.is_alive():
             self.kill()
         jobs = self.state / "jobs"
         for job in jobs.iterdir() if jobs.exists() else ():
@@ -160,8 +174,9 @@ def code_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
             del sys.modules[name]
 
     path = tmp_path / "modules"
+    elsewhere = dynamic_module_utils.HF_MODULES_CACHE  # from where the package would be taken, once it is there
     monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(path))
-    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != elsewhere])
     forget()
     yield path
     forget()

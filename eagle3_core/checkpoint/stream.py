@@ -28,7 +28,7 @@ class Stream:
     """
 
     def __init__(self, max_bytes_per_s: float | None = None) -> None:
-        self._buffers = [bytearray(PIECE_BYTES), bytearray(PIECE_BYTES)]
+        self._buffers = [bytearray(), bytearray()]  # as large as the largest piece so far
         self._reader = ThreadPoolExecutor(1, "reader")  # as nice as the thread that first has it read
         self.newest: Future[memoryview] | None = None
         self._rate = max_bytes_per_s
@@ -70,6 +70,8 @@ class Stream:
         self._buffers.reverse()
 
     def _fill(self, path: Path, descriptor: int, offset: int, size: int) -> memoryview:
+        if len(self._buffers[0]) < size:
+            self._buffers[0] = bytearray(size)
         view = memoryview(self._buffers[0])[:size]
         done = 0
         os.posix_fadvise(descriptor, offset + size, _AHEAD_BYTES, os.POSIX_FADV_WILLNEED)

@@ -104,6 +104,9 @@ class AccessControl:
                 headers[REQUEST_ID] = request_id
                 for name, value in _HEADERS.items():
                     headers.setdefault(name, value)
+                if self._runtime.waiters.closing:
+                    # A connection taken in the last moment would be served until the daemon cuts it off with a 500.
+                    headers["Connection"] = "close"
                 status = message["status"]
                 redact = not (status < 300 and scope.get("endpoint") in self._ready)
                 if worth_noting:

@@ -60,7 +60,10 @@ def advance(
         job = stop_asked(job, seen.now, seen.policy_stop)
     elif seen.pause_ordered:
         job = stop_asked(job, seen.now, PAUSE)
-    job, events = read_events(job, seen.lines, seen.now)
+    assert job.attempt is not None
+    # A start resets what is told of an attempt. A full disk may hold back the name of the stage, but not its events.
+    begun = job.attempt.started_at is not None or seen.end is not None
+    job, events = read_events(job, seen.lines if begun else (), seen.now)
     if seen.end is not None and not seen.more:
         return finish(job, seen.end, seen.now), events
     health = _health(job, seen, quiet_after_s)

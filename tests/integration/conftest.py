@@ -1,9 +1,10 @@
 """A daemon whose `validate` stage follows a plan, so that every end can be had in a fraction of a second."""
 
+import contextlib
 import itertools
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,36 @@ def shared(tmp_path_factory: pytest.TempPathFactory, daemon_class: Any) -> Itera
     daemon = daemon_class(place / "state", root, worker_python(place)).start()
     yield daemon, Planner(root)
     daemon.close()
+
+
+FAILED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    item.stash[FAILED] = item.stash.get(FAILED, False) or report.failed
+    return report
+
+
+@pytest.fixture(autouse=True)
+def _a_failed_test_leaves_no_job(request: pytest.FixtureRequest, daemon_class: Any) -> Iterator[None]:
+    """Its jobs would hold the slots of a daemon that others share, and those would fail too."""
+    yield
+    if request.node.stash.get(FAILED, False):
+        for value in request.node.funcargs.values():
+            daemon = value[0] if isinstance(value, tuple) and value else value
+            if isinstance(daemon, daemon_class):
+                daemon.end_jobs()
+
+
+def open_files(pid: int) -> list[str]:
+    """What a process has open; a file it closes meanwhile may be among them or not."""
+    found = []
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found.append(str(link.readlink()))
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from eagle3_core.contract.params import STAGES
 @pytest.fixture(scope="module")
 def http(shared):
     daemon, _ = shared
-    with httpx.Client(base_url=daemon.client.url, trust_env=False) as client:
+    with httpx.Client(base_url=daemon.client.url, trust_env=False, timeout=60) as client:
         yield client
 
 
@@ -56,7 +56,7 @@ def test_loopback_names_are_accepted(http, token, host):
 def test_login_link_works_once_and_the_cookie_is_enough(http, token, shared):
     daemon, planned = shared
     link = http.post("/login-links", headers=token).json()["url"]
-    with httpx.Client(base_url=daemon.client.url, trust_env=False) as browser:
+    with httpx.Client(base_url=daemon.client.url, trust_env=False, timeout=60) as browser:
         page = browser.get("/", headers={"Accept": "text/html"})
         assert page.status_code == 401
         assert "eyas login" in page.text
@@ -86,7 +86,7 @@ def test_login_link_works_once_and_the_cookie_is_enough(http, token, shared):
 
 def test_the_link_printed_at_start_signs_in(shared):
     daemon, _ = shared
-    assert httpx.get(daemon.login_link, trust_env=False).status_code == 303
+    assert httpx.get(daemon.login_link, trust_env=False, timeout=60).status_code == 303
 
 
 def test_writes_from_other_sites_and_other_types_are_refused(http, token):
@@ -161,7 +161,7 @@ def test_openapi_names_its_operations(http, token):
 
 
 def test_what_is_no_http_is_a_problem_too(http):
-    with socket.create_connection((http.base_url.host, http.base_url.port), timeout=10) as connection:
+    with socket.create_connection((http.base_url.host, http.base_url.port), timeout=25) as connection:
         connection.sendall(b"\x16\x03\x01 garbage\r\n\r\n")
         answer = b"".join(iter(lambda: connection.recv(4096), b""))
     head, body = answer.split(b"\r\n\r\n")
@@ -171,7 +171,7 @@ def test_what_is_no_http_is_a_problem_too(http):
 
 @pytest.mark.parametrize("begin", [b"GET /healthz?", b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX-Long: "])
 def test_a_head_without_an_end_is_not_kept(http, begin):
-    with socket.create_connection((http.base_url.host, http.base_url.port), timeout=10) as connection:
+    with socket.create_connection((http.base_url.host, http.base_url.port), timeout=25) as connection:
         connection.sendall(begin)
         answer = b""
         for _ in range(40):

@@ -12,6 +12,7 @@ import pytest
 from eagle3_core.contract.identity import start_ticks
 from eagle3_core.contract.proctree import descendants
 from tests.cases import make_case
+from tests.integration.conftest import open_files
 from tests.integration.test_gpus import start, waiting
 from tests.nvml.fake import GIB, compile_library, instance_uuid, uuid
 
@@ -75,10 +76,11 @@ def test_fault_21_a_collector_that_stands_still_is_replaced(gpu_daemon, planned,
 
 
 @pytest.mark.parametrize("how", ["kill", "stop"])
-def test_the_collector_goes_with_the_daemon_and_holds_nothing(gpu_daemon, nvml, wait_for, how):
+def test_the_collector_goes_with_the_daemon_and_holds_nothing(gpu_daemon, nvml, planned, wait_for, how):
     daemon = gpu_daemon()
+    start(daemon, planned(["until_stopped", None]))  # looked at every second
     [pid] = collectors(daemon)
-    held = [str(path.readlink()) for path in Path(f"/proc/{pid}/fd").iterdir()]
+    held = open_files(pid)
     assert not [path for path in held if str(daemon.state) in path]
     assert not [path for path in held if path.startswith("socket:")]
     nvml.tell("hang UtilizationRates")

@@ -46,13 +46,13 @@ def test_a_daemon_that_dies_is_started_again_and_a_stop_ends_both(keep_serving, 
     os.kill(int(starts()[0].split()[0]), signal.SIGKILL)
     wait_for(lambda: len(starts()) == 2)
     process.terminate()
-    assert process.wait(30) == 0
+    assert process.wait(60) == 0
     assert not Path(f"/proc/{starts()[1].split()[0]}").exists()
 
 
 def test_a_daemon_that_cannot_start_ends_the_container(keep_serving):
     make, starts = keep_serving
-    assert make("exit 1").wait(30) == 1
+    assert make("exit 1").wait(60) == 1
     assert len(starts()) == 1
 
 

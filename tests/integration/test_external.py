@@ -9,6 +9,7 @@ import pytest
 from client.http import ApiError
 from eagle3_core.contract.identity import start_ticks
 from tests.cases import make_case
+from tests.integration.conftest import open_files
 
 SHELL = "/bin/sh"
 
@@ -188,7 +189,6 @@ def test_the_program_holds_no_lock(daemon, wait_for):
     wait_for(lambda: b"ready" in daemon.client.log(stored["id"]).data)
     process = json.loads((daemon.attempt(stored["id"]) / "process.json").read_text())
     [child] = Path(f"/proc/{process['stage']['pid']}/task/{process['stage']['pid']}/children").read_text().split()
-    held = {str(link.readlink()) for link in Path(f"/proc/{child}/fd").iterdir()}
-    assert not any(name.endswith(("/lock", "/events.jsonl")) for name in held)
+    assert not any(name.endswith(("/lock", "/events.jsonl")) for name in open_files(int(child)))
     daemon.client.cancel(stored["id"])
     assert daemon.wait_ended(stored["id"])["state"] == "cancelled"

@@ -242,7 +242,7 @@ def test_a_process_started_with_nohup_is_adopted_and_watched_to_its_end(
     job = wait_for(lambda: (now := daemon.client.job(job_id))["step"] == 9 and now)
     assert (job["state"], job["epoch"], job["steps"], job["eta_s"] is not None) == ("running", 1, 12, True)
     (place / "gates" / "9").touch()
-    theirs.process.wait(30)
+    theirs.process.wait(60)
     ended = daemon.wait_ended(job_id, LIMIT_S)
     assert (ended["state"], ended["attempt"], ended["step"]) == ("succeeded", 1, 12)
     assert warnings_of(ended) == ["exit_code_unknown"]
@@ -268,7 +268,7 @@ def test_an_adopted_process_that_failed(
     [stored] = daemon.client.submit({"stage": "adopt", "params": {"pid": theirs.pid}})
     daemon.wait_state(stored["id"], "running")
     gate.touch()
-    theirs.process.wait(30)
+    theirs.process.wait(60)
     job = daemon.wait_ended(stored["id"], LIMIT_S)
     assert (job["state"], job["reason"]) == ("failed", reason), job
     assert cause in job["cause"]

@@ -200,11 +200,7 @@ def test_fault_22_gpu_double_booking_over_restarts(gpu_daemon, planned, wait_for
 @pytest.mark.parametrize("point", ["once the attempt is stored", "with the lock held", "once the shim is started"])
 def test_fault_22_a_gpu_is_held_once_wherever_the_daemon_dies(point, nvml, planned, tmp_path, daemon_class, wait_for):
     class Dying(daemon_class):
-        dies = True
-
-        def command(self, *arguments):
-            found = super().command(*arguments)
-            return [sys.executable, "-P", str(DOUBLE / "dying_daemon.py"), point, *found[4:]] if self.dies else found
+        program = (str(DOUBLE / "dying_daemon.py"), point)
 
     settings = {**worker_python(tmp_path), **nvml.environment, "EYAS_GPUS": '["4"]'}
     daemon = Dying(tmp_path / "state", tmp_path / "root", settings).start()
@@ -214,7 +210,7 @@ def test_fault_22_a_gpu_is_held_once_wherever_the_daemon_dies(point, nvml, plann
             daemon.client.submit({"jobs": requests})
         wait_for(lambda: start_ticks(daemon.pid) is None, what="the daemon's death")
         daemon.kill()
-        daemon.dies = False
+        daemon.program = daemon_class.program
         daemon.start()
         jobs = {job["name"]: job["id"] for job in daemon.client.jobs()}
         assert daemon.wait_state(jobs["a"], "running")["attempt"] == 1

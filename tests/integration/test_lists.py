@@ -10,7 +10,9 @@ from client.http import ApiError
 
 def get(daemon, path, **headers):
     token = (daemon.state / "token").read_text().strip()
-    return httpx.get(daemon.client.url + path, headers={"Authorization": f"Bearer {token}", **headers}, trust_env=False)
+    return httpx.get(
+        daemon.client.url + path, headers={"Authorization": f"Bearer {token}", **headers}, trust_env=False, timeout=60
+    )
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ HOSTILE = "<svg onload=document.title='pwn'>\u202e\x9b31m&lt;\"'</script><img sr
 def everything(daemon, job_id):
     """Each answer about a job, and the page, as a browser with a session gets them."""
     link = daemon.client.login_link()
-    with httpx.Client(base_url=daemon.client.url, trust_env=False) as browser:
+    with httpx.Client(base_url=daemon.client.url, trust_env=False, timeout=60) as browser:
         assert browser.get(link).status_code == 303
         paths = ["/", "/page.js", "/page.css", "/jobs", "/audit", "/tokens", f"/jobs/{HOSTILE}"]
         return [browser.get(path) for path in [*paths, *(f"/jobs/{job_id}{rest}" for rest in ("", "/events", "/log"))]]

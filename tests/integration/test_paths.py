@@ -36,7 +36,7 @@ def refuse_names(daemon, names, forbidden):
     routes = [(m, r.path) for router in ROUTERS for r in router.routes if "{" in r.path for m in r.methods]
     assert len(routes) >= 9
     url = urlsplit(daemon.client.url)
-    connection = HTTPConnection(url.hostname, url.port, timeout=30)
+    connection = HTTPConnection(url.hostname, url.port, timeout=60)
     for method, path in routes:
         for name in names:
             once = quote(name, safe="")

@@ -297,7 +297,7 @@ def test_the_commands(shared, wait_for):
     daemon, planned = shared
 
     def eyas(*words):
-        return subprocess.run(daemon.command(*words), capture_output=True, text=True, timeout=30, check=False)
+        return subprocess.run(daemon.command(*words), capture_output=True, text=True, timeout=60, check=False)
 
     state = ["--state", str(daemon.state)]
     job = started(daemon, wait_for, planned(HERE, ["on_attempt", [1, *SAVING]], ["on_attempt", [2, *SAVING]]))

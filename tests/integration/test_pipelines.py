@@ -157,7 +157,7 @@ def test_nothing_is_nested_too_deeply_for_an_answer(shared, depth, path):
     job = f'{{"stage": "validate", "params": {{"checkpoint": {deep}}}}}'
     body = job if path == "/jobs" else f'{{"name": "deep", "stages": {{"a": {job}}}}}'
     headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json", "Idempotency-Key": f"{depth}"}
-    answer = httpx.post(daemon.client.url + path, content=body, headers=headers, trust_env=False)
+    answer = httpx.post(daemon.client.url + path, content=body, headers=headers, trust_env=False, timeout=60)
     assert answer.status_code in (400, 422), answer.text
 
 
@@ -171,10 +171,10 @@ def test_yaml_opens_no_door_for_other_origins(shared):
         ("/pipelines", "application/yaml", 422),
     ):
         headers = {"Authorization": f"Bearer {token}", "Content-Type": kind}
-        answer = httpx.post(daemon.client.url + path, content=b"name: x", headers=headers, trust_env=False)
+        answer = httpx.post(daemon.client.url + path, content=b"name: x", headers=headers, trust_env=False, timeout=60)
         assert answer.status_code == status, (path, kind)
         foreign = {**headers, "Sec-Fetch-Site": "cross-site"}
-        answer = httpx.post(daemon.client.url + path, content=b"name: x", headers=foreign, trust_env=False)
+        answer = httpx.post(daemon.client.url + path, content=b"name: x", headers=foreign, trust_env=False, timeout=60)
         assert answer.status_code == 403
 
 

@@ -114,7 +114,7 @@ def test_a_job_between_two_attempts_is_queued_and_its_cancel_is_immediate(shared
     assert record["state"] is None
     assert record["policy"]["retry"]["backoff_s"] == 3600
     daemon.client.cancel(job["id"])
-    job = daemon.wait_ended(job["id"], limit_s=5)
+    job = daemon.wait_ended(job["id"])
     assert (job["state"], job["reason"], job["attempt"]) == ("cancelled", "cancelled_by_user", 1)
 
 
@@ -168,7 +168,7 @@ def test_a_cancel_by_file_reaches_a_job_without_a_process(planned_daemon, planne
     daemon.kill()
     (daemon.state / "jobs" / stored["id"] / "control" / "cancel.json").write_text("{}")
     daemon.start()
-    job = daemon.wait_ended(stored["id"], limit_s=10)
+    job = daemon.wait_ended(stored["id"])
     assert (job["state"], job["reason"], job["attempt"]) == ("cancelled", "cancelled_by_user", 1)
 
 

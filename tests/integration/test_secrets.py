@@ -28,7 +28,7 @@ def shown(daemon, job_ids):
     """Everything a reader can get hold of: status, headers and body of every GET, and of many a refused request."""
     token = (daemon.state / "token").read_text().strip()
     answers = []
-    with httpx.Client(base_url=daemon.client.url, trust_env=False, timeout=30) as http:
+    with httpx.Client(base_url=daemon.client.url, trust_env=False, timeout=60) as http:
         good = {"Authorization": f"Bearer {token}"}
         paths = {route.path_format for router in ROUTERS for route in router.routes if "GET" in route.methods} - {
             "/login"

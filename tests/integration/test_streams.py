@@ -89,7 +89,9 @@ def test_a_database_that_was_made_anew_or_put_back_is_another_one(planned_daemon
     path = f"/jobs/{stored['id']}"
 
     def look():
-        with httpx.Client(base_url=daemon.client.url, headers=daemon.client._http.headers, trust_env=False) as http:
+        with httpx.Client(
+            base_url=daemon.client.url, headers=daemon.client._http.headers, trust_env=False, timeout=60
+        ) as http:
             found, _ = events_of(http, f"{path}/events/stream")
             return http.get(path).headers["etag"], found[-2].id
 
@@ -150,7 +152,7 @@ def test_heartbeats_while_there_is_nothing_to_say_and_the_end_of_a_token(planned
         base_url=daemon.client.url, headers={"Authorization": f"Bearer {token}"}, trust_env=False
     ) as http:
         for path in ("events/stream", "log/stream", "log?follow=true"):
-            with http.stream("GET", f"/jobs/{stored['id']}/{path}", timeout=30) as answer:
+            with http.stream("GET", f"/jobs/{stored['id']}/{path}", timeout=60) as answer:
                 pieces = answer.iter_raw()
                 if path.endswith("stream"):
                     beats = 0

@@ -178,7 +178,7 @@ def test_a_second_daemon_on_the_same_state_directory_is_refused(planned_daemon):
         daemon.command("serve", "--state", str(daemon.state), "--port", "0"),
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         cwd=daemon.root,
     )
     assert second.returncode == 1

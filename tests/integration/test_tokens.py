@@ -42,7 +42,7 @@ def of():
 @pytest.fixture
 def ask():
     """Sends a request with or without a token; one client for all, as each would load the certificates anew."""
-    with httpx.Client(trust_env=False) as http:
+    with httpx.Client(trust_env=False, timeout=60) as http:
 
         def send(daemon, method, path, secret=None):
             headers = {} if secret is None else {"Authorization": f"Bearer {secret}"}
@@ -98,7 +98,7 @@ def test_a_token_is_shown_once_and_kept_as_a_hash(daemon, of):
 
 def test_a_revoked_token_ends_with_the_sessions_it_began(daemon, of, ask):
     secret = daemon.client.create_token("guest", "read")["token"]
-    with httpx.Client(base_url=daemon.client.url, trust_env=False) as browser:
+    with httpx.Client(base_url=daemon.client.url, trust_env=False, timeout=60) as browser:
         assert browser.get(of(daemon, secret).login_link()).status_code == 303
         assert browser.get("/jobs").status_code == 200
         write = {"Origin": daemon.client.url, "Content-Type": "application/json"}
@@ -133,7 +133,7 @@ def test_external_jobs_need_the_scope_admin_or_a_setting(new_daemon, of):
 
 def test_wrong_tokens_without_end_are_answered_briefly_and_a_right_one_always(daemon):
     right = (daemon.state / "token").read_text().strip()
-    with httpx.Client(base_url=daemon.client.url, trust_env=False) as http:
+    with httpx.Client(base_url=daemon.client.url, trust_env=False, timeout=60) as http:
         wrong = {"Authorization": "Bearer wrong", "X-Forwarded-For": "203.0.113.7"}
         answers = [http.get("/jobs", headers=wrong) for _ in range(150)]
         assert [answer.status_code for answer in answers[:50]] == [401] * 50

@@ -39,7 +39,7 @@ class Asked:
         self.seconds = time.monotonic() - begin
 
     def get(self):
-        self._thread.join(40)
+        self._thread.join(60)
         assert self.answer is not None
         return self.answer
 
@@ -158,7 +158,7 @@ def test_an_end_answers_everybody(shared, http, held):
     tag = http.get(f"/jobs/{job_id}").headers["etag"]
     late = Asked(http, f"/jobs/{job_id}?wait=30", if_none_match=tag)
     assert late.get().status_code == 304
-    assert late.seconds < 10
+    assert late.seconds < 25
     assert daemon.client.wait(job_id).outcome == "ended"
 
 
@@ -234,7 +234,7 @@ def test_a_wait_is_cut_and_that_is_told(planned_daemon, planned):
     [stored] = daemon.client.submit(planned(["until_stopped", None]))
     daemon.wait_state(stored["id"], "running")
     headers = daemon.client._http.headers
-    with httpx.Client(base_url=daemon.client.url, headers=headers, trust_env=False) as http:
+    with httpx.Client(base_url=daemon.client.url, headers=headers, trust_env=False, timeout=60) as http:
         answer = http.get(f"/jobs/{stored['id']}?wait=1h&until=terminal")
         assert (answer.headers["x-wait"], answer.headers["x-wait-limit"]) == ("timeout", "0.3")
         answer = http.get(f"/jobs/{stored['id']}?until=terminal", headers={"Prefer": "wait=3600"})
@@ -253,7 +253,7 @@ def test_the_client_waits_over_a_restart_and_the_daemon_goes_at_once(planned_dae
         waiting = threading.Thread(target=lambda: outcome.append(client.wait(stored["id"])))
         waiting.start()
         headers = dict(daemon.client._http.headers)
-        with httpx.Client(base_url=daemon.client.url, headers=headers, trust_env=False, timeout=30) as http:
+        with httpx.Client(base_url=daemon.client.url, headers=headers, trust_env=False, timeout=60) as http:
             bare = Asked(http, f"/jobs/{stored['id']}?wait=30&until=terminal")
             lists = Asked(http, f"/jobs?ids={stored['id']}&wait=30&until=terminal")
             log = Asked(http, f"/jobs/{stored['id']}/log?offset=100000&wait=30")
@@ -269,7 +269,7 @@ def test_the_client_waits_over_a_restart_and_the_daemon_goes_at_once(planned_dae
         daemon.start()
         assert daemon.client.wait(stored["id"], "change", version, 0.2).outcome == "timeout"  # a restart is none
         (tmp_path / "go").touch()
-        waiting.join(40)
+        waiting.join(60)
     [(job, how)] = outcome
     assert (job["state"], how) == ("succeeded", "ended")
 
@@ -285,7 +285,7 @@ def test_who_may_wait(shared, http, held):
         daemon.client.revoke_token("news-reader")
         step(0)
         assert waiting.get().status_code == 401
-    assert httpx.get(f"{daemon.client.url}/jobs/{job_id}?wait=9", trust_env=False).status_code == 401
+    assert httpx.get(f"{daemon.client.url}/jobs/{job_id}?wait=9", trust_env=False, timeout=60).status_code == 401
 
 
 def test_many_waiters_take_no_threads_and_leave_nothing_behind(shared, held, wait_for):

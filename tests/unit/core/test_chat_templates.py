@@ -328,6 +328,7 @@ def test_of_several_templates_one_has_to_be_the_default(tmp_path: Path) -> None:
         said(tokenizer, turns("a", "b"))
 
 
+@pytest.mark.usefixtures("code_cache")
 def test_a_tokenizer_in_python_has_its_places_found_by_what_its_tokens_spell(tmp_path: Path) -> None:
     """Its tokens hold two bytes, wherever they fall: an answer may begin and end inside a character."""
     tokenizer = HuggingFaceTokenizer(tiny.make_python_tokenizer(tmp_path / "pair"), allow_remote_code=True)

@@ -112,7 +112,7 @@ PLAIN: dict[str, dict[str, Any]] = {
     "glm4": {},
     "glm4_moe": EXPERTS,
     "glm4_moe_lite": LATENT | EXPERTS,
-    "kimi_linear": LATENT | EXPERTS,
+    "kimi_linear": LATENT | EXPERTS | {"linear_head_dim": 8, "linear_num_heads": 2},
 }  # fmt: skip
 WRAPPED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "gemma3": ({"sliding_window": 8}, {}),

@@ -85,6 +85,18 @@ def test_a_spawn_failure_before_anything_began():
     assert "no such file" in new.cause
 
 
+def test_events_that_come_before_the_stage_is_named_wait_for_its_start():
+    """The shim could not write process.json on a full disk; meanwhile the stage did its work."""
+    early, events = look(STARTING, started_boottime_s=None, lines=lines(RESULT))
+    assert (early.state, early.attempt.event_offset, events) == ("starting", 0, [])
+    begun, events = look(early, lines=lines(RESULT))
+    assert (begun.state, len(events)) == ("running", 1)
+    ended, _ = look(begun, end=End(ExitRecord(code=0)))
+    assert ended.state == "succeeded"
+    unnamed, _ = look(early, started_boottime_s=None, lines=lines(RESULT), end=End(ExitRecord(code=0)))
+    assert unnamed.state == "succeeded"
+
+
 def test_an_end_is_not_judged_before_all_lines_are_read():
     new, _ = look(RUNNING, more=True, end=End(ExitRecord(code=0)))
     assert new.state == JobState.RUNNING

@@ -19,11 +19,16 @@ TOKEN = "eyas_" + "t" * 40
 
 
 @pytest.fixture
-def ask(tmp_path):
-    """Sends a request to the app, with two routes more: one that has a bug, one that finds a disk full."""
+def runtime(tmp_path):
     database = Database(tmp_path / "eyas.db")
     upgrade(database.engine)
-    runtime = Runtime(Settings(state=tmp_path), database, Redactor(["the-secret-word"]))
+    yield Runtime(Settings(state=tmp_path), database, Redactor(["the-secret-word"]))
+    database.close()
+
+
+@pytest.fixture
+def ask(runtime):
+    """Sends a request to the app, with two routes more: one that has a bug, one that finds a disk full."""
     app = build_app(runtime, Gate(runtime, TOKEN), lambda: None, 1)
 
     async def bug() -> None:
@@ -43,8 +48,7 @@ def ask(tmp_path):
 
         return asyncio.run(once())
 
-    yield send
-    database.close()
+    return send
 
 
 def test_a_bug_has_the_name_of_its_request_and_gives_nothing_away(ask, caplog):
@@ -70,3 +74,9 @@ def test_what_a_client_did_wrong_is_not_in_the_log(ask, caplog):
     assert ask("/jobs/nothing").status_code == 404
     assert ask("/jobs?limit=x").status_code == 422
     assert [record for record in caplog.records if record.name == "server.api.problems"] == []
+
+
+def test_a_daemon_that_goes_keeps_no_connection(ask, runtime):
+    assert "connection" not in ask("/jobs/nothing").headers
+    runtime.waiters.close()
+    assert ask("/jobs/nothing").headers["connection"] == "close"

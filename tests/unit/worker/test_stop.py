@@ -32,7 +32,7 @@ hashlib.pbkdf2_hmac("sha256", b"x", b"x", 1 << 30)  # minutes without a line of 
 
 
 def words(kind):
-    done = subprocess.run([sys.executable, "-P", "-c", SCRIPT, kind], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "-P", "-c", SCRIPT, kind], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
 

@@ -1,0 +1,112 @@
+"""What the rules say of vLLM is what it does, on both of its model runners, with right drafters and with faults."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.serving.cases import CASES, FAULTS, WINDOW, Case, Config
+from tests.serving.engine import NEW_TOKENS, PROMPTS, Chains, Drafted, Engine, agreement, own_drafts
+from tests.serving.tiny import judged, laid_out, write_tiny, write_verifier
+
+pytestmark = pytest.mark.serving
+
+SAME = 0.98
+"""Share of draft tokens that two programs which compute the same in float32 agree on, at the least."""
+
+Made = Callable[[Config], tuple[Path, Chains]]
+Running = tuple[str, Engine]
+
+
+@pytest.fixture(scope="module")
+def verifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_verifier(tmp_path_factory.mktemp("tiny") / "verifier")
+
+
+@pytest.fixture(scope="module", params=["v1", "v2"])
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with Engine(request.param, tmp_path_factory.mktemp("engine") / request.param) as engine:
+        yield request.param, engine
+
+
+@pytest.fixture(scope="module")
+def made(verifier: Path, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """A drafter of a make as training wrote it, and what it drafts."""
+    known: dict[str, tuple[Path, Chains]] = {}
+
+    def make(changes: Config) -> tuple[Path, Chains]:
+        name = json.dumps(changes, sort_keys=True)
+        if name not in known:
+            path = write_tiny(tmp_path_factory.mktemp("made") / "run", verifier, **changes)
+            known[name] = path, own_drafts(verifier, path)
+        return known[name]
+
+    return make
+
+
+def observed(done: Drafted, right: Chains, tokens: int) -> str:
+    """What vLLM did, in the words of the rules."""
+    if done.refused is not None:
+        return "refuses"
+    if done.failed is not None or agreement(right, done.drafts, tokens) < SAME:
+        return "loads_wrongly"
+    return "loads"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_vllm_does_what_the_rules_say(name: str, verifier: Path, engine: Running, made: Made, tmp_path: Path) -> None:
+    case, (runner, vllm) = CASES[name], engine
+    if runner not in case.runners:
+        pytest.skip("another runner's case")
+    source, right = made(case.make)
+    path = laid_out(case, source, tmp_path / "drafter", verifier)
+    said = judged(path, verifier, runner)
+    done = vllm.run(verifier, path)
+    seen = observed(done, right, case.tokens)
+    share = f", {agreement(right, done.drafts, case.tokens):.0%} of the draft tokens" if done.drafts else ""
+    print(f"{runner}, {name}: {seen}{share} {(done.refused or done.failed or '')[:160]}")
+    assert (seen, said.outcome) == (case.does, case.said or case.does), (said, done)
+    assert case.words in (done.refused or done.failed or "")
+    assert case.rule is None or case.rule in {reason.rule for reason in said.reasons}
+
+
+def test_a_window_moves_on_along_the_chain(verifier: Path, engine: Running, made: Made, tmp_path: Path) -> None:
+    source, right = made(WINDOW)
+    path = laid_out(FAULTS["a window"], source, tmp_path / "drafter", verifier)
+    drafts = engine[1].run(verifier, path).drafts
+    assert agreement(right, drafts, 1) >= SAME > agreement(right, drafts)
+
+
+def test_beyond_its_positions_a_drafter_drafts_nothing_or_at_random(
+    verifier: Path, engine: Running, made: Made, tmp_path: Path
+) -> None:
+    short = Case("positions", "loads", make={"max_position_embeddings": 16})
+    source, right = made(short.make)
+    path = laid_out(short, source, tmp_path / "drafter", verifier)
+    runner, vllm = engine
+    assert "positions" in {reason.rule for reason in judged(path, verifier, runner).reasons}
+    done = vllm.run(verifier, path)
+    assert len(PROMPTS[0]) > 16 and len(done.texts[0]) == NEW_TOKENS
+    rounds = len(done.drafts[0])
+    assert rounds == 0 if runner == "v1" else agreement(right[:1], done.drafts[:1]) < SAME
+    print(f"{runner}: {rounds} rounds beyond the drafter's positions")
+
+
+@pytest.mark.parametrize(
+    ("name", "rule", "words"),
+    [
+        ("plain, speculators", "local_verifier", "must name a remote model repository"),
+        ("no proposal method", "native_config", "Invalid speculators config structure"),
+        ("no verifier", "native_config", "Invalid speculators config structure"),
+    ],
+)
+def test_served_by_itself_a_drafter_must_name_verifier_and_tokens(
+    name: str, rule: str, words: str, verifier: Path, engine: Running, made: Made, tmp_path: Path
+) -> None:
+    case, (runner, vllm) = CASES[name], engine
+    path = laid_out(case, made(case.make)[0], tmp_path / "drafter", verifier)
+    notes = {reason.rule for reason in judged(path, verifier, runner).reasons if reason.effect == "note"}
+    done = vllm.run(path, path, speculative_config=None)
+    assert rule in notes
+    assert words in (done.refused or ""), done

@@ -96,8 +96,8 @@ RULES: tuple[Rule, ...] = (
          "Rename layers.i.hidden_norm to layers.i.input_layernorm for i > 0."),
     Rule("fc_bias", ("speculators",), "loads_wrongly", (), "core.py: fc has no bias", said(
          lambda f: "fc_bias" in f.source.extras, "fc has a bias"), "It cannot be served."),
-    Rule("fc_bias", _VLLM, "loads_wrongly", _VLLM, "llama_eagle3.py: fc has none, and `bias` is read as that of "
-         "attention; on vLLM 0.32: 1.00", said(lambda f: "fc_bias" in f.source.extras, "fc has a bias"),
+    Rule("fc_bias", _VLLM, "loads_wrongly", _VLLM, "llama_eagle3.py: fc has none, it is dropped, and `bias` is "
+         "read as that of attention; on vLLM 0.32: 1.00", said(lambda f: "fc_bias" in f.source.extras, "fc has a bias"),
          "It cannot be served."),
     # speculators
     Rule("foreign_format", ("speculators",), "refuses", (), "speculators 0.9.0 config.py",
@@ -180,8 +180,9 @@ RULES: tuple[Rule, ...] = (
     Rule("native_type", _VLLM, "refuses", _VLLM, "transformers_utils/config.py:361", said(
          lambda f: f.native and "model_type" in f.raw, "model_type beside speculators_config hides the format"),
          "Remove model_type."),
-    Rule("local_verifier", _VLLM, "note", _VLLM, "config.py maybe_override_with_speculators: `vllm serve DIR` needs "
-         "a hub id", local_verifier, "Start with --model and --speculative-config, or write the hub id."),
+    Rule("local_verifier", _VLLM, "note", (), "config.py maybe_override_with_speculators: `vllm serve DIR` needs a hub "
+         "id (0.32 takes a path as well)", local_verifier, "Start with --model and --speculative-config, or write the "
+         "hub id."),
     Rule("architecture", _VLLM, "refuses", _VLLM, "registry.py:698, configs/eagle.py", unregistered,
          "Write a registered architecture."),
     Rule("other_layers", _VLLM, "refuses", _VLLM, "the class has no place for norms of queries and keys, or of "

@@ -132,7 +132,7 @@ LLAMA3 = rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, o
 
 RIGHT: dict[str, Case] = {
     "plain": Case(None, "loads"),
-    "plain, speculators": Case("local_verifier", "loads", target="speculators"),
+    "plain, speculators": Case(None, "loads", target="speculators"),
     "two layers, every flag, norms of heads": Case(
         None, "loads", make=TWO | QWEN3 | {"norm_before_residual": True, "norm_before_fc": True, "norm_output": True}
     ),
@@ -171,7 +171,12 @@ RIGHT: dict[str, Case] = {
 FAULTS: dict[str, Case] = {
     # tensors
     "fc missing": Case("missing_tensor", "loads_wrongly", change=drop("fc.weight")),
-    "biases missing": Case("missing_tensor", "loads_wrongly", edit=keys(attention_bias=True)),
+    "biases missing": Case(
+        "missing_tensor",
+        "loads_wrongly",
+        make={"attention_bias": True},
+        change=drop(*(f"layers.0.self_attn.{name}_proj.bias" for name in "qkvo")),
+    ),
     "d2t absent": Case("map_missing", "loads_wrongly", change=drop("d2t", "t2d")),
     "d2t absolute": Case("wrong_map", "loads_wrongly", change=absolute),
     "head missing": Case("head_missing", "loads_wrongly", change=drop("lm_head.weight")),
@@ -190,9 +195,6 @@ FAULTS: dict[str, Case] = {
     ),
     "a bias of o_proj, qwen3": Case(
         "bias_dropped", "loads_wrongly", make=QWEN3 | {"attention_bias": True}, target="speculators"
-    ),
-    "a bias of fc": Case(
-        "fc_bias", "loads_wrongly", change=put("fc.bias", torch.ones(HIDDEN).bfloat16()), edit=keys(bias=True)
     ),
     "further layers under SGLang's names": Case(
         "further_layers",

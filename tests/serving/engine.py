@@ -21,7 +21,7 @@ from eagle3_core.contract.verifier_files import read_verifier_files
 from eagle3_core.evaluation.speculate import VerifierSession, decode_speculative
 from worker.hugging_face import HuggingFaceSession, capture_states, load_model
 
-SPECULATIVE_TOKENS, NEW_TOKENS = 3, 20
+SPECULATIVE_TOKENS, NEW_TOKENS = 3, 12
 PROMPTS = [[*range(100, 124)], [7, 9, 300, 4], [17, 450, 33, 250, 81, 99, 140, 2, 310, 5, 6, 8]]
 
 Chains = list[list[list[int]]]
@@ -127,7 +127,8 @@ class Engine:
         } | changes
         asked = {key: value for key, value in arguments.items() if value is not None}
         assert self._process.stdin is not None and self._process.stdout is not None
-        print(json.dumps({"engine": asked, "prompts": PROMPTS, "log": str(log)}), file=self._process.stdin, flush=True)
+        draft = {"arguments": asked, "prompts": PROMPTS, "new_tokens": NEW_TOKENS}
+        print(json.dumps({"draft": draft, "log": str(log)}), file=self._process.stdin, flush=True)
         reply = self._process.stdout.readline()
         assert reply, (self._work / "driver.log").read_text(errors="replace")[-3000:]
         return Drafted(log.read_text(errors="replace")[-6000:], **json.loads(reply))

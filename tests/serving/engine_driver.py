@@ -2,7 +2,7 @@
 
 usage: python engine_driver.py v1|v2 < requests
 
-A request is a line of JSON: arguments of the engine, prompts (token ids), a log file. So is the answer: `refused`,
+A request is a line of JSON: what `draft` takes, and a log file. So is the answer: `refused`,
 why the engine did not start; or `failed`, why it ended at a request; or `texts`, new token ids of each prompt, and
 `drafts`, the chains drafted in its rounds. vLLM is imported once and forked for each request, so that a tiny model is
 served within seconds.
@@ -19,8 +19,6 @@ import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-
-NEW_TOKENS = 20
 
 (runner,) = sys.argv[1:]
 os.environ |= {
@@ -68,15 +66,13 @@ def record(kind: Any) -> None:
     kind.propose = propose
 
 
-def draft(arguments: dict[str, Any], prompts: list[list[int]]) -> dict[str, Any]:
+def draft(arguments: dict[str, Any], prompts: list[list[int]], new_tokens: int) -> dict[str, Any]:
     """Start an engine and have every prompt continued greedily; whatever it raises is the answer."""
-
     try:
         engine = LLM(**arguments)
-
     except BaseException as error:  # noqa: BLE001
         return {"refused": f"{type(error).__name__}: {error}"}
-    greedy = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, detokenize=False)
+    greedy = SamplingParams(temperature=0, max_tokens=new_tokens, ignore_eos=True, detokenize=False)
     texts, chains = [], []
     for prompt in prompts:
         drafts.clear()
@@ -98,7 +94,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
             log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
             os.dup2(log, 1)
             os.dup2(log, 2)
-            result.write_text(json.dumps(draft(request["engine"], request["prompts"])))
+            result.write_text(json.dumps(draft(**request["draft"])))
             sys.stdout.flush()
             os._exit(0)
         _, status = os.waitpid(child, 0)

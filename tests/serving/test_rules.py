@@ -5,8 +5,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
-from tests.serving.cases import CASES, FAULTS, WINDOW, Case, Config
+from tests.judging import put
+from tests.serving.cases import CASES, FAULTS, HIDDEN, WINDOW, Case, Config, keys
 from tests.serving.engine import NEW_TOKENS, PROMPTS, Chains, Drafted, Engine, agreement, own_drafts
 from tests.serving.tiny import judged, laid_out, write_tiny, write_verifier
 
@@ -65,9 +67,11 @@ def test_vllm_does_what_the_rules_say(name: str, verifier: Path, engine: Running
     done = vllm.run(verifier, path)
     seen = observed(done, right, case.tokens)
     share = f", {agreement(right, done.drafts, case.tokens):.0%} of the draft tokens" if done.drafts else ""
-    print(f"{runner}, {name}: {seen}{share} {(done.refused or done.failed or '')[:160]}")
+    error = done.refused or done.failed or ""
+    start = max(0, error.find(case.words) - 60)
+    print(f"{runner}, {name}: {seen}{share} {error[start : start + 140]!r}")
     assert (seen, said.outcome) == (case.does, case.said or case.does), (said, done)
-    assert case.words in (done.refused or done.failed or "")
+    assert case.words in error
     assert case.rule is None or case.rule in {reason.rule for reason in said.reasons}
 
 
@@ -76,6 +80,17 @@ def test_a_window_moves_on_along_the_chain(verifier: Path, engine: Running, made
     path = laid_out(FAULTS["a window"], source, tmp_path / "drafter", verifier)
     drafts = engine[1].run(verifier, path).drafts
     assert agreement(right, drafts, 1) >= SAME > agreement(right, drafts)
+
+
+def test_a_bias_of_fc_is_dropped(verifier: Path, engine: Running, made: Made, tmp_path: Path) -> None:
+    with_bias = put("fc.bias", torch.ones(HIDDEN).bfloat16())
+    case = Case("fc_bias", "loads_wrongly", change=with_bias, edit=keys(fc_bias=True))
+    source, without = made(case.make)
+    path = laid_out(case, source, tmp_path / "drafter", verifier)
+    runner, vllm = engine
+    said = judged(path, verifier, runner)
+    assert said.outcome == case.does and case.rule in {reason.rule for reason in said.reasons}
+    assert agreement(without, vllm.run(verifier, path).drafts) >= SAME, "it drafts as without the bias"
 
 
 def test_beyond_its_positions_a_drafter_drafts_nothing_or_at_random(
@@ -93,20 +108,11 @@ def test_beyond_its_positions_a_drafter_drafts_nothing_or_at_random(
     print(f"{runner}: {rounds} rounds beyond the drafter's positions")
 
 
-@pytest.mark.parametrize(
-    ("name", "rule", "words"),
-    [
-        ("plain, speculators", "local_verifier", "must name a remote model repository"),
-        ("no proposal method", "native_config", "Invalid speculators config structure"),
-        ("no verifier", "native_config", "Invalid speculators config structure"),
-    ],
-)
+@pytest.mark.parametrize("name", ["no proposal method", "no verifier"])
 def test_served_by_itself_a_drafter_must_name_verifier_and_tokens(
-    name: str, rule: str, words: str, verifier: Path, engine: Running, made: Made, tmp_path: Path
+    name: str, verifier: Path, engine: Running, made: Made, tmp_path: Path
 ) -> None:
-    case, (runner, vllm) = CASES[name], engine
+    case = CASES[name]
     path = laid_out(case, made(case.make)[0], tmp_path / "drafter", verifier)
-    notes = {reason.rule for reason in judged(path, verifier, runner).reasons if reason.effect == "note"}
-    done = vllm.run(path, path, speculative_config=None)
-    assert rule in notes
-    assert words in (done.refused or ""), done
+    done = engine[1].run(path, path, speculative_config=None)
+    assert "Invalid speculators config structure" in (done.refused or ""), done

@@ -12,7 +12,7 @@ from tests.serving.cases import CASES, FAULTS, Config
 from tests.serving.tiny import judged, laid_out, write_tiny, write_verifier
 
 Made = Callable[[Config], Path]
-BY_THEMSELVES = {"positions", "layer_default"}
+BY_THEMSELVES = {"positions", "layer_default", "fc_bias"}
 """Rules provoked by tests of their own."""
 
 

@@ -202,8 +202,8 @@ RULES: tuple[Rule, ...] = (
     Rule("mla_norm", ("sglang",), "loads_wrongly", (), "norm_before_fc is read by llama_eagle3.py only",
          said(lambda f: mla(f) and f.source.config.norm_before_fc, "norm_before_fc with latent attention"),
          "It cannot be served."),
-    Rule("positions", _VLLM, "note", _VLLM, "beyond them V1 of 0.32 drafts nothing and V2 drafts at random; 0.33 "
-         "(speculative.py:1806) caps the server where rope is yarn", short_positions,
+    Rule("positions", _VLLM, "note", _VLLM, "beyond them V1 of 0.32 drafts nothing, and V2 at random where rope "
+         "is yarn; 0.33 (speculative.py:1806) caps the server there", short_positions,
          "Raise max_position_embeddings, or serve with a smaller --max-model-len."),
     Rule("pipeline", _VLLM, "note", (), "no relay of aux states in DeepSeek V2/V3 and Kimi K2/K2.5", said(
          lambda f: f.family.startswith(("deepseek", "kimi")), "pipeline parallel cannot be used"),

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.judging import put
-from tests.serving.cases import CASES, FAULTS, HIDDEN, WINDOW, Case, Config, keys
+from tests.serving.cases import CASES, FAULTS, HIDDEN, WINDOW, Case, Config, keys, rope
 from tests.serving.engine import NEW_TOKENS, PROMPTS, Chains, Drafted, Engine, agreement, own_drafts
 from tests.serving.tiny import judged, laid_out, write_tiny, write_verifier
 
@@ -93,19 +93,21 @@ def test_a_bias_of_fc_is_dropped(verifier: Path, engine: Running, made: Made, tm
     assert agreement(without, vllm.run(verifier, path).drafts) >= SAME, "it drafts as without the bias"
 
 
-def test_beyond_its_positions_a_drafter_drafts_nothing_or_at_random(
-    verifier: Path, engine: Running, made: Made, tmp_path: Path
+@pytest.mark.parametrize("turned", [{}, rope("yarn", factor=4.0, original_max_position_embeddings=4)])
+def test_beyond_its_positions_v1_drafts_nothing_and_v2_at_random_with_yarn(
+    turned: Config, verifier: Path, engine: Running, made: Made, tmp_path: Path
 ) -> None:
-    short = Case("positions", "loads", make={"max_position_embeddings": 16})
+    short = Case("positions", "loads", make={"max_position_embeddings": 16} | turned)
     source, right = made(short.make)
     path = laid_out(short, source, tmp_path / "drafter", verifier)
     runner, vllm = engine
     assert "positions" in {reason.rule for reason in judged(path, verifier, runner).reasons}
     done = vllm.run(verifier, path)
     assert len(PROMPTS[0]) > 16 and len(done.texts[0]) == NEW_TOKENS
-    rounds = len(done.drafts[0])
-    assert rounds == 0 if runner == "v1" else agreement(right[:1], done.drafts[:1]) < SAME
-    print(f"{runner}: {rounds} rounds beyond the drafter's positions")
+    if runner == "v1":
+        assert done.drafts[0] == []
+    else:
+        assert (agreement(right[:1], done.drafts[:1]) < SAME) == bool(turned)
 
 
 @pytest.mark.parametrize("name", ["no proposal method", "no verifier"])

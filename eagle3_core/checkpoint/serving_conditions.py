@@ -40,7 +40,7 @@ def lost(facts: Facts) -> str | None:
 def unknown_to_vllm(facts: Facts) -> str | None:
     """Names vLLM has no module for."""
     unknown = [name for name in facts.unknown if name not in ("t2d", *_dropped(facts)) and "mask_hidden" not in name]
-    if "fc_norm" in _elsewhere(facts, vllm_flag):
+    if facts.source.config.fc_norm and not vllm_flag(facts, "fc_norm"):
         unknown.append("fc_norm.0.weight")
     if not facts.reduced and "d2t" in facts.names:
         unknown = ["d2t", *(name for name in unknown if name != "d2t")]

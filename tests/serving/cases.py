@@ -295,6 +295,9 @@ FAULTS: dict[str, Case] = {
     "fc_norm in eagle_config": Case(
         "unknown_tensor", "refuses", "fc_norm", make={"fc_norm": True}, edit=moved(fc_norm=True)
     ),
+    "fc_norm under SGLang's name": Case(
+        "unknown_tensor", "refuses", "fc_norm", make={"fc_norm": True}, edit=keys(fc_norm=..., use_aux_norm=True)
+    ),
     "norm_before_fc in eagle_config, speculators": Case(
         "flag_place",
         "loads_wrongly",

@@ -53,7 +53,14 @@ def tell_servers(
 
 def _evaluate(server: Server, facts: Facts) -> Servability:
     reasons = tuple(
-        Reason(rule.code, rule.effect, message, rule.fix, rule.source, rule.proof)
+        Reason(
+            rule.code,
+            rule.effect,
+            message,
+            rule.fix,
+            rule.source,
+            "provoked" if server in rule.provoked else "source",
+        )
         for rule in RULES
         if server in rule.servers and (message := rule.when(facts)) is not None
     )

@@ -6,23 +6,29 @@ D draft vocabulary, A aux states.
 from collections.abc import Callable
 
 from eagle3_core.checkpoint.layer_ids import States
-from eagle3_core.checkpoint.serving_facts import Facts
+from eagle3_core.checkpoint.serving_facts import Facts, Kind
+from eagle3_core.contract.drafter_files import FLAGS
 
 Condition = Callable[[Facts], str | None]
 
 _BORROWED = ("embed_tokens.weight", "lm_head.weight", "d2t", "t2d")
-_VLLM_CLASSES = frozenset(
-    {
-        "Eagle3LlamaForCausalLM",
-        "LlamaForCausalLMEagle3",
-        "Eagle3MiniMaxM2ForCausalLM",
-        "Eagle3Qwen2_5vlForCausalLM",
-        "Eagle3Qwen3vlForCausalLM",
-        "Eagle3Qwen3ForCausalLM",
-        "Eagle3DeepseekV2ForCausalLM",
-        "Eagle3DeepseekV3ForCausalLM",
-    }
-)
+_VLLM_CLASSES: dict[str, Kind] = {
+    "Eagle3LlamaForCausalLM": "llama",
+    "LlamaForCausalLMEagle3": "llama",
+    "Eagle3MiniMaxM2ForCausalLM": "llama",
+    "Eagle3Qwen2_5vlForCausalLM": "llama",
+    "Eagle3Qwen3vlForCausalLM": "llama",
+    "Eagle3Qwen3ForCausalLM": "qwen3",
+    "Eagle3DeepseekV2ForCausalLM": "mla",
+    "Eagle3DeepseekV3ForCausalLM": "mla",
+}
+"""What vLLM makes EAGLE-3 drafters of, and the layers each has."""
+
+_PACKED = ("awq", "gptq", "bitsandbytes", "gguf")
+"""Quantisations whose tensors have other names than plain ones."""
+
+_QWEN3_DEFAULTS = {"head_dim": 128, "num_key_value_heads": 32}
+"""What transformers' Qwen3Config takes for what is not stated; other kinds take what follows from the other sizes."""
 
 
 def lost(facts: Facts) -> str | None:
@@ -33,9 +39,9 @@ def lost(facts: Facts) -> str | None:
 
 def unknown_to_vllm(facts: Facts) -> str | None:
     """Names vLLM has no module for."""
-    unknown = [
-        name for name in facts.unknown if name not in ("t2d", _dropped_norm(facts)) and "mask_hidden" not in name
-    ]
+    unknown = [name for name in facts.unknown if name not in ("t2d", *_dropped(facts)) and "mask_hidden" not in name]
+    if facts.source.config.fc_norm and not vllm_flag(facts, "fc_norm"):
+        unknown.append("fc_norm.0.weight")
     if not facts.reduced and "d2t" in facts.names:
         unknown = ["d2t", *(name for name in unknown if name != "d2t")]
     if facts.older is not None:
@@ -45,13 +51,27 @@ def unknown_to_vllm(facts: Facts) -> str | None:
     return f"it has no place for {', '.join(unknown[:3])}" if unknown else None
 
 
-def dropped_by_vllm(facts: Facts) -> str | None:
-    """The one tensor that vLLM passes over where its flag is not set; of others it knows nothing, and says so."""
-    return None if (name := _dropped_norm(facts)) is None else f"{name} is dropped, as norm_before_fc is not true"
+def norm_dropped_by_vllm(facts: Facts) -> str | None:
+    """The one norm that vLLM passes over where its flag is not set; of others it knows nothing, and says so."""
+    if "input_norm.weight" in _dropped(facts):
+        return "input_norm.weight is dropped, as norm_before_fc is not true"
+    return None
 
 
-def _dropped_norm(facts: Facts) -> str | None:
-    return next((name for name in facts.unknown if name == "input_norm.weight" and facts.kind != "mla"), None)
+def biases_dropped_by_vllm(facts: Facts) -> str | None:
+    """Biases that vLLM has no place for, which it passes over whatever they belong to."""
+    dropped = [name for name in _dropped(facts) if name.endswith(".bias")]
+    if facts.kind == "qwen3":
+        dropped += [name for name in sorted(facts.names) if name.endswith("o_proj.bias") and name not in dropped]
+    return f"{', '.join(dropped[:3])} dropped" if dropped else None
+
+
+def _dropped(facts: Facts) -> list[str]:
+    return [
+        name
+        for name in facts.unknown
+        if name.endswith(".bias") or (name == "input_norm.weight" and facts.kind != "mla")
+    ]
 
 
 def dropped_by_sglang(facts: Facts) -> str | None:
@@ -122,17 +142,103 @@ def short_positions(facts: Facts) -> str | None:
 
 def unregistered(facts: Facts) -> str | None:
     """Whether vLLM knows the class that `architectures` becomes."""
-    name = facts.architecture
     if facts.native:
         return None
-    if not name:
+    if not facts.architecture:
         return "architectures names no class"
-    full = name if name.startswith("Eagle3") or name.endswith("Eagle3") else f"Eagle3{name}"
-    return None if full in _VLLM_CLASSES else f"architecture {full} is not registered"
+    name = _vllm_class(facts)
+    return None if name in _VLLM_CLASSES else f"architecture {name} is not registered"
+
+
+def other_layers(facts: Facts) -> str | None:
+    """Whether the class that `architectures` becomes has other layers than the drafter."""
+    kind = _VLLM_CLASSES.get(_vllm_class(facts), facts.kind)
+    if facts.native or facts.kind == "other" or kind == facts.kind:
+        return None
+    return f"architecture {facts.architecture} has layers of {kind}, the drafter's are of {facts.kind}"
+
+
+def _vllm_class(facts: Facts) -> str:
+    name = facts.architecture
+    return name if name.startswith("Eagle3") or name.endswith("Eagle3") else f"Eagle3{name}"
+
+
+def vllm_flag(facts: Facts, flag: str) -> bool:
+    """A norm flag as vLLM reads it."""
+    if flag == "norm_before_fc" and not facts.native and flag in facts.nested:
+        return facts.nested[flag] is True
+    default = facts.native and flag == "norm_before_residual"
+    return facts.raw.get(flag, default) is True
+
+
+def sglang_flag(facts: Facts, flag: str) -> bool:
+    """A norm flag as SGLang reads it; norm_before_residual it has none."""
+    if flag in ("fc_norm", "norm_output"):
+        return facts.raw.get(flag) is True or (flag == "fc_norm" and facts.raw.get("use_aux_norm") is True)
+    return bool(getattr(facts.source.config, flag))
+
+
+def flag_elsewhere(read: Callable[[Facts, str], bool]) -> Condition:
+    """Whether a norm flag stands where a server does not look; one that stands nowhere is told by other rules."""
+
+    def when(facts: Facts) -> str | None:
+        names = _elsewhere(facts, read)
+        return f"{', '.join(names)} in eagle_config is not read" if names else None
+
+    return when
+
+
+def _elsewhere(facts: Facts, read: Callable[[Facts, str], bool]) -> list[str]:
+    return [
+        flag for flag in FLAGS if facts.nested.get(flag) is not None and facts.nested[flag] is not read(facts, flag)
+    ]
+
+
+def quantised(packed: bool) -> Condition:
+    """Whether a quantization_config lies beside plain tensors, of a kind that packs tensors or of one that does not."""
+
+    def when(facts: Facts) -> str | None:
+        found = facts.layer.get("quantization_config") or facts.raw.get("quantization_config")
+        if not isinstance(found, dict):
+            return None
+        method, form = found.get("quant_method"), str(found.get("format", ""))
+        if (method in _PACKED or "pack" in form) is not packed:
+            return None
+        return f"quantization_config ({method}) beside plain tensors"
+
+    return when
+
+
+def sizes_by_default(facts: Facts) -> str | None:
+    """Whether a size that is not stated is taken to be another than the tensors have."""
+    if facts.kind != "qwen3":
+        return None
+    config = facts.source.config
+    taken = [
+        f"{key} is not stated and taken for {default}"
+        for key, default in _QWEN3_DEFAULTS.items()
+        if key not in facts.layer and getattr(config, key) != default
+    ]
+    return "; ".join(taken) or None
+
+
+def window_without_types(facts: Facts) -> str | None:
+    """Whether nothing tells vLLM that the drafter's window slides."""
+    if facts.source.config.sliding_window is None or isinstance(facts.layer.get("layer_types"), list):
+        return None
+    if facts.kind == "qwen3" and facts.layer.get("max_window_layers") == 0:
+        return None
+    return "sliding_window without layer_types: every row is seen"
+
+
+def native_type_missing(facts: Facts) -> str | None:
+    """What a config in the speculators format is known by, and it lacks."""
+    keys = [key for key in ("speculators_model_type", "speculators_config") if facts.raw.get(key) is None]
+    return f"{keys[0]} is missing" if facts.native and keys else None
 
 
 def native_gap(facts: Facts) -> str | None:
-    """What a config in the speculators format needs and lacks."""
+    """What `vllm serve DIR` needs of a config in the speculators format, and it lacks."""
     if not facts.native:
         return None
     section = facts.raw.get("speculators_config")
@@ -141,9 +247,8 @@ def native_gap(facts: Facts) -> str | None:
     first = methods[0] if isinstance(methods, list) and methods else None
     if not isinstance(first, dict) or type(first.get("speculative_tokens")) is not int:
         return "speculators_config.proposal_methods[0].speculative_tokens is missing"
-    if not isinstance(verifier, dict) or not isinstance(verifier.get("name_or_path"), str):
-        return "speculators_config.verifier.name_or_path is missing"
-    return None if "speculators_model_type" in facts.raw else "speculators_model_type is missing"
+    named = isinstance(verifier, dict) and isinstance(verifier.get("name_or_path"), str)
+    return None if named else "speculators_config.verifier.name_or_path is missing"
 
 
 def local_verifier(facts: Facts) -> str | None:

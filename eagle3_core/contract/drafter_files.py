@@ -28,6 +28,9 @@ _OLDER_FLAGS = {"fc_norm": ("use_aux_norm",)}
 """What SGLang takes for a flag as well, beside tensors called aux_norm_low, mid and high."""
 
 _LLAMA_TYPES = ("llama", "qwen3")
+_QWEN3_CLASS = "Eagle3Qwen3ForCausalLM"
+"""What vLLM goes by, whatever model_type says."""
+
 _MLA_TYPES = ("deepseek_v2", "deepseek_v3", "kimi_k2", "kimi_k25")
 _MAX_LAYERS = 256
 KEPT_KEY = "eyas_verifier"
@@ -206,7 +209,7 @@ def _drafter_config(
             rope=rope,
             hidden_act=sizes.get("hidden_act") or "silu",
             attention_bias=_truth(file, sizes, "attention_bias"),
-            qk_norm=sizes.get("model_type") == "qwen3",
+            qk_norm=sizes.get("model_type") == "qwen3" or _QWEN3_CLASS in (whole.get("architectures") or []),
             sliding_window=_window(file, sizes),
             num_aux_states=_aux_count(file, whole, nested, ids, hidden),
             own_embedding=_truth(file, whole, "embed_requires_grad"),

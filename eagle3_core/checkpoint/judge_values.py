@@ -19,6 +19,9 @@ from eagle3_core.verifier.tensors import TORCH_DTYPES
 EXTREME = 1e5
 """No weight of a working drafter comes near; one flipped exponent bit passes it."""
 
+_NOTHING = 1e-20
+"""A tensor of smaller values comes to nothing: denormal numbers, or exponents that lost a bit."""
+
 _MOST_PADDING = 0.25
 """Share of an embedding's rows that may be zero for want of a token."""
 
@@ -138,9 +141,10 @@ def judge_weights(report: Report, name: str, entry: Entry, counts: Counts) -> No
         place = counts.first_bad or 0
         at = [place] if len(entry.shape) < 2 else [place // entry.shape[-1], place % entry.shape[-1]]
         add("not_finite", f"holds {counts.nan} NaN and {counts.inf} Inf, the first at {at}")
-    elif counts.low == counts.high == 0:
+    elif max(-counts.low, counts.high) < _NOTHING:
         if not name.endswith(".bias"):
-            add("all_zero", f"{list(entry.shape)} is all zero")
+            nearly = "" if counts.low == counts.high == 0 else f", or nearly: at most {max(-counts.low, counts.high):g}"
+            add("all_zero", f"{list(entry.shape)} is all zero{nearly}")
     elif counts.low == counts.high and len(entry.shape) > 1:
         add("constant", f"{list(entry.shape)} is {counts.low:g} everywhere")
     else:

@@ -13,6 +13,7 @@ from eagle3_core.checkpoint.server_rules import RULES, VERSIONS
 from eagle3_core.checkpoint.serving_facts import Facts, facts_of
 from eagle3_core.checkpoint.weights import DrafterWeights
 from eagle3_core.contract.drafter_files import DrafterSource
+from eagle3_core.contract.plain import plain
 
 
 def judge_servers(
@@ -53,7 +54,7 @@ def tell_servers(
 
 def _evaluate(server: Server, facts: Facts) -> Servability:
     reasons = tuple(
-        Reason(rule.code, rule.effect, message, rule.fix, rule.source, rule.proof)
+        Reason(rule.code, rule.effect, plain(message), rule.fix, rule.source, rule.proof)
         for rule in RULES
         if server in rule.servers and (message := rule.when(facts)) is not None
     )

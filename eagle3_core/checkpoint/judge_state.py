@@ -23,7 +23,7 @@ SCHEDULER_NAME = "scheduler_state_dict.pt"
 
 _FROZEN = frozenset({"embed_tokens.weight", "verifier_lm_head.weight", "verifier_norm.weight", "d2t", "t2d"})
 _SHAPED = ("exp_avg", "exp_avg_sq", "momentum_buffer", "max_exp_avg_sq")
-_NUMBERS = {"lr": "the learning rate", "betas": "a beta", "eps": "eps", "weight_decay": "the weight decay"}
+_NUMBERS = {"lr": "learning rate", "betas": "beta", "eps": "eps", "weight_decay": "weight decay"}
 _EXACT = ("F32", "F64", "I64")
 
 
@@ -103,7 +103,7 @@ def _check_numbers(report: Report, file: Path, state: OptimizerState) -> None:
             number = scalar(one, file) if isinstance(one, ArchiveTensor) else one
             if not isinstance(number, (int, float)) or not 0 <= number < math.inf:
                 said = number if isinstance(number, float) else "no number"
-                report.add("optimizer_mismatch", f"{_NUMBERS[key]} of the optimizer is {said}", file=file)
+                report.add("optimizer_mismatch", f"the optimizer's {_NUMBERS[key]} is {said}", file=file)
 
 
 def _check_scheduler(report: Report, file: Path) -> None:
@@ -120,8 +120,8 @@ def _check_scheduler(report: Report, file: Path) -> None:
         report.add("scheduler_layout", f"{SCHEDULER_NAME} holds {type(data).__name__}, not a state dict", file=file)
         return
     for key, value in ((key, value) for schedule in schedules for key, value in schedule.items()):
-        if any(isinstance(number, float) and not math.isfinite(number) for number in _listed(value)):
-            report.add("scheduler_layout", f"{key} of {SCHEDULER_NAME} holds a number that is not finite", file=file)
+        if odd := [number for number in _listed(value) if isinstance(number, float) and not math.isfinite(number)]:
+            report.add("scheduler_layout", f"{key} of {SCHEDULER_NAME} is {odd}", file=file)
 
 
 def _listed(value: object) -> list[object]:

@@ -62,7 +62,7 @@ def _check_aux_ids(report: Report, file: Path, source: DrafterSource, weights: D
     count = len(ids) if ids is not None else 3
     if columns is not None and columns != count * width:
         said = (
-            f"{count} eagle_aux_hidden_state_layer_ids {list(ids)}"
+            f"{count} layer ids {list(ids)} (eagle_aux_hidden_state_layer_ids)"
             if ids is not None
             else "no layer ids, so servers take 3"
         )

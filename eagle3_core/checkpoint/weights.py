@@ -84,7 +84,7 @@ def open_drafter_weights(path: Path) -> DrafterWeights:
         entries[name] = entry
     copies = _join_further_norms(entries, clashes)
     if clashes:
-        raise NameClash(f"{path}: one tensor twice: {'; '.join(sorted(clashes))}")
+        raise NameClash(f"{path}: two names for one tensor, or two files with it: {'; '.join(sorted(clashes))}")
     return DrafterWeights(entries, files, archives, copies, tuple(sorted(map(canonical_name, unlisted))))
 
 

@@ -405,7 +405,7 @@ def audit(state: State = None, limit: int = 50, as_json: Json = False) -> None:
 
 @checkpoint_app.command()
 def verify(
-    path: Annotated[Path, typer.Argument(help="checkpoint directory")],
+    path: Annotated[Path, typer.Argument(readable=False, help="checkpoint directory")],
     as_json: Json = False,
     form: Annotated[Literal["text", "json", "sarif"], typer.Option("--format")] = "text",
     level: Annotated[

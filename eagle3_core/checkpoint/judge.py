@@ -74,7 +74,7 @@ def _judge_bytes(report: Report, found: Inspected, previous: Path | None, stream
     if previous is not None and found.weights is not None:
         try:
             earlier = Previous(previous)
-        except BadInput as error:
+        except (BadInput, OSError) as error:
             report.add("previous_unreadable", f"the previous checkpoint could not be read: {error}")
     parts = _weight_parts(report, found, earlier)
     for file, more in _state_parts(report, found).items():

@@ -63,7 +63,7 @@ def read_manifest(path: Path) -> Manifest | str | None:
     try:
         return _parsed(read_json_object(file))
     except BadInput as error:
-        return f"{MANIFEST_NAME} cannot be read: {str(error).removeprefix(f'{file}: ')}"
+        return f"{MANIFEST_NAME}: {str(error).removeprefix(f'{file}: ')}"
     except (ValueError, TypeError, AttributeError, KeyError) as error:
         return f"{MANIFEST_NAME}: {error}"
 

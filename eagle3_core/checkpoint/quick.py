@@ -61,9 +61,9 @@ def judge_quick(path: Path, *, verifier: Path | None = None, expect_drafter: boo
 
 def inspect(report: Report, path: Path, verifier: Path | None, expect_drafter: bool) -> Inspected | None:
     """Judge what can be judged without reading tensors; None where there is nothing more to judge."""
-    if path.is_file() and path.suffix in _WEIGHT_SUFFIXES:
-        return Inspected(path, None, weights=_open(report, path), drafter=False)
     try:
+        if path.is_file() and path.suffix in _WEIGHT_SUFFIXES:
+            return Inspected(path, None, weights=_open(report, path), drafter=False)
         directory = checkpoint_directory(report, path)
         if directory is None:
             return None

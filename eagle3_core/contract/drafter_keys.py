@@ -65,7 +65,7 @@ def means_nothing(key: str, now: Mapping[str, Any], then: Mapping[str, Any]) -> 
     """Whether a key in which two flat configs differ is read by no server: a known one, or one that was added."""
     *outer, last = key.split(".")
     outer = [name for name in outer if name != "transformer_layer_config"]
-    return last in _MEANINGLESS or (key not in then and key in now and not _READ & {*outer, last})
+    return last in _MEANINGLESS or (key not in then and key in now and (*outer, last)[0] not in _READ)
 
 
 def peculiar(places: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -187,6 +187,14 @@ def test_a_manifest_that_says_a_thing_twice_is_broken(tmp_path: Path) -> None:
     assert "'files' twice" in found(judge(path), "manifest_broken").message
 
 
+def test_a_path_that_cannot_be_looked_at_is_told_of_whom_it_was(tmp_path: Path) -> None:
+    path, nowhere = write_drafter(tmp_path / "run"), tmp_path / ("x" * 300)
+    assert loud(judge(path, previous=nowhere)) == ["previous_unreadable"]
+    assert loud(judge(path, verifier=nowhere)) == ["verifier_unreadable"]
+    for place in (nowhere, nowhere / WEIGHTS):
+        assert (judge(place).verdict, loud(judge(place))) == ("unreadable", ["no_checkpoint"])
+
+
 def inner(**changes: Any) -> dict[str, Any]:
     """A changed transformer_layer_config of the usual drafter; None stays null."""
     layer = {
@@ -234,6 +242,13 @@ def test_a_value_that_servers_cannot_take_and_a_key_set_aside(
 def test_keys_of_other_programs_are_no_misspelt_ones(tmp_path: Path) -> None:
     config = inner(head_dim=None, v_head_size=4, index_head_dim=4, mlp_layer_types=["dense"], sliding_window_pattern=6)
     assert judge(foreign(tmp_path, **config)).verdict == "valid"
+
+
+def test_what_stands_in_a_section_that_no_server_reads_is_no_edit(tmp_path: Path) -> None:
+    path = write_drafter(tmp_path / "run")
+    config = json.loads((path / "config.json").read_text())
+    write_config(path, config | {"training_args": {"factor": 2, "norm_output": True}})
+    assert judge(path).verdict == "valid"
 
 
 def test_a_kind_of_attention_nobody_knows_is_not_judged(tmp_path: Path) -> None:

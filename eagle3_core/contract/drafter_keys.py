@@ -30,7 +30,7 @@ _DECISIVE = (
     *("attention_factor", "beta_fast", "beta_slow", "mscale_all_dim", "speculators_model_type"),
 )
 
-_NEVER_NULL = ("rms_norm_eps", "max_position_embeddings", "num_hidden_layers", "hidden_act")
+_NEVER_NULL = ("rms_norm_eps", "max_position_embeddings", "num_hidden_layers", "hidden_act", "use_aux_hidden_state")
 
 _UNMISTAKABLE = frozenset(
     (

@@ -218,6 +218,7 @@ def inner(**changes: Any) -> dict[str, Any]:
     [
         (inner(rms_norm_eps=None), "rms_norm_eps is null"),
         (inner(num_hidden_layers=None), "num_hidden_layers is null"),
+        ({"eagle_config": {"use_aux_hidden_state": None}}, "use_aux_hidden_state is null"),
         (inner(rope_parameters={"rope_type": "default", "rope_theta": None}), "rope_theta is null"),
         (inner(rope_parameters={"rope_type": {"a": 1}, "rope_theta": 5e5}), "rope_type"),
         (inner(rope_parameters={"rope_type": [], "rope_theta": 5e5}), "rope_type"),
@@ -280,6 +281,19 @@ def test_draft_ids_follow_t2d_in_every_format_that_has_it(tmp_path: Path) -> Non
 def test_denormal_numbers_are_as_good_as_zeros(tmp_path: Path) -> None:
     path = foreign(tmp_path, lambda tensors: tensors.update({"norm.weight": torch.full((H,), 1e-38).bfloat16()}))
     assert found(judge(path), "all_zero").tensor == "norm.weight"
+
+
+def test_an_exponent_bit_in_half_precision_is_no_trained_value(tmp_path: Path) -> None:
+    def flip(tensors: dict[str, Tensor]) -> None:
+        tensors["fc.weight"] = tensors["fc.weight"].half()
+        tensors["fc.weight"][0, 0] = 0.015
+        assert judge(path_of(tensors)).verdict == "valid"
+        tensors["fc.weight"].view(torch.int16)[0, 0] ^= 1 << 14
+
+    def path_of(tensors: dict[str, Tensor]) -> Path:
+        return foreign(tmp_path / "sound", lambda mine: mine.update(tensors))
+
+    assert found(judge(foreign(tmp_path, flip)), "extreme_values").tensor == "fc.weight"
 
 
 def last_epochs(tmp_path: Path, frozen_head: bool, change: Callable[[dict[str, Tensor]], object]) -> tuple[Path, Path]:

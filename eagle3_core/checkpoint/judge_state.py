@@ -140,7 +140,7 @@ def parse_state(archive: Archive) -> OptimizerState | None:
         names = _names(groups)
         if names is None:
             return None
-        result.settings.extend((key, group[key]) for group in groups for key in _NUMBERS if key in group)
+        result.settings.extend((key, group[key]) for group in groups for key in _NUMBERS if group.get(key) is not None)
         result.named &= all(not name.startswith("#") for name in names.values())
         result.listed.extend(names.values())
         for key, values in states.items():

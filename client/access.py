@@ -1,14 +1,6 @@
-"""What `eyas token list` and `eyas audit` print, and text that cannot steer a terminal."""
+"""What `eyas token list` and `eyas audit` print."""
 
-import re
 from typing import Any
-
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-
-
-def plain(text: str) -> str:
-    """A text with its control characters and changes of direction spelt out; a job may have put any into it."""
-    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def token_line(token: dict[str, Any]) -> str:

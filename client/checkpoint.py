@@ -11,6 +11,7 @@ from rich.table import Table
 
 from eagle3_core.checkpoint.findings import Level, Servability, Verdict
 from eagle3_core.checkpoint.sarif import to_sarif
+from eagle3_core.contract.plain import plain
 
 Form = Literal["text", "json", "sarif"]
 
@@ -98,7 +99,7 @@ def _judge(
 def show_verdict(path: Path, verdict: Verdict) -> None:
     """Print the verdict, and a table of the findings."""
     console = Console()
-    console.print(f"[bold {_STYLES[verdict.verdict]}]{verdict.verdict}[/]  {escape(str(path))}")
+    console.print(f"[bold {_STYLES[verdict.verdict]}]{verdict.verdict}[/]  {escape(plain(str(path)))}")
     if not verdict.findings:
         return
     table = Table(show_edge=False, pad_edge=False)

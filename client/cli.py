@@ -7,11 +7,12 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from client.access import audit_line, plain, token_line
+from client.access import audit_line, token_line
 from client.console import Json, State, connected, fail, show_json
 from client.data_store import data_app
 from client.outcomes import register, show_dry_run, show_pipeline
 from eagle3_core.contract.durations import parse_duration
+from eagle3_core.contract.plain import plain
 from eagle3_core.contract.priority import step_back
 
 app = typer.Typer(
@@ -404,7 +405,7 @@ def audit(state: State = None, limit: int = 50, as_json: Json = False) -> None:
 
 @checkpoint_app.command()
 def verify(
-    path: Annotated[Path, typer.Argument(help="checkpoint directory")],
+    path: Annotated[Path, typer.Argument(readable=False, help="checkpoint directory")],
     as_json: Json = False,
     form: Annotated[Literal["text", "json", "sarif"], typer.Option("--format")] = "text",
     level: Annotated[

@@ -9,6 +9,7 @@ from client.checkpoint import show_servers, show_verdict
 from eagle3_core.checkpoint.compare import compare
 from eagle3_core.checkpoint.convert import convert as convert_checkpoint
 from eagle3_core.contract.params import ServedFormat
+from eagle3_core.contract.plain import plain
 from eagle3_core.errors import Eagle3Error
 
 REFUSED = 2
@@ -44,7 +45,7 @@ def convert(
         print(json.dumps(done.to_dict(), indent=1))
     else:
         for note in done.notes:
-            print(f"note: {note}")
+            print(plain(f"note: {note}"))
         show_verdict(destination, done.verdict)
         show_servers(done.verdict.servers)
     return 0 if done.verdict.verdict == "valid" else 1
@@ -60,7 +61,7 @@ def diff(one: Path, other: Path, verifier: Path | None, tolerance: float, as_jso
         print(json.dumps(found.to_dict(), indent=1))
         return 0 if found.equal else 1
     for difference in found.differences:
-        print(f"{difference.what}: {difference.message}")
+        print(plain(f"{difference.what}: {difference.message}"))
     for note in found.notes:
         print(f"note: {note}")
     count = len(found.differences)
@@ -69,5 +70,5 @@ def diff(one: Path, other: Path, verifier: Path | None, tolerance: float, as_jso
 
 
 def _refused(error: object) -> int:
-    typer.echo(f"eyas: {error}", err=True)
+    typer.echo(plain(f"eyas: {error}"), err=True)
     return REFUSED

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from client.access import plain
 from client.console import Json, fail, show_json
+from eagle3_core.contract.plain import plain
 
 if TYPE_CHECKING:
     from worker.preview import PreviewRow

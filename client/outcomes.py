@@ -5,9 +5,9 @@ from typing import Annotated, Any
 
 import typer
 
-from client.access import plain
 from client.console import Json, State, connected, fail, show_json
 from client.views import Pipeline, Removal
+from eagle3_core.contract.plain import plain
 
 pipeline_app = typer.Typer(help="Pipelines: whole chains as one document; `eyas submit FILE.yaml` stores one.")
 

@@ -4,6 +4,7 @@
     |- BadInput            a request, path or config that cannot work       exit 2
     |  |- CheckpointError  a checkpoint that is damaged or contradicts itself
     |  |  |- NotADrafter   a sound config.json of another kind of model
+    |  |  |- NameClash     a tensor that is there twice
     |  |- UnreadableFile   a weight file whose bytes are not what its name or header says
     |- BadData             data that is damaged, empty or contradicts itself exit 3
     |  |- BadRow           one row of a data file that cannot be used
@@ -40,6 +41,10 @@ class CheckpointError(BadInput):
 
 class NotADrafter(CheckpointError):
     """A config.json that can be read, but is of another kind of model."""
+
+
+class NameClash(CheckpointError):
+    """A tensor that is there twice, under two names or in two files."""
 
 
 class UnreadableFile(BadInput):

@@ -333,6 +333,8 @@ class _Machine:
         target = self.stack[-1]
         if not isinstance(target, dict):
             raise ValueError("sets items of what is no dict")
+        if not all(isinstance(key, (str, int)) for key in taken[::2]):  # hashing nested tuples can take for ever
+            raise ValueError("a key that is neither a name nor a number")
         target.update(zip(taken[::2], taken[1::2], strict=True))
 
 

@@ -8,9 +8,12 @@
 docs/findings.md explains every code: what it means, why it matters, how to fix it.
 """
 
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+
+from eagle3_core.contract.plain import plain
 
 Severity = Literal["error", "warning", "info"]
 VerdictWord = Literal["valid", "suspect", "invalid", "unreadable"]
@@ -21,6 +24,8 @@ Outcome = Literal["loads", "loads_wrongly", "refuses"]
 Proof = Literal["provoked", "source"]
 
 _NAMED = 3
+_MOST_OF_A_CODE = 200
+"""Findings of one code that are listed; a file of another model can bring any number."""
 
 CODES: dict[str, tuple[Severity, str]] = {
     # the directory
@@ -39,6 +44,7 @@ CODES: dict[str, tuple[Severity, str]] = {
     "manifest_broken": ("error", "Copy manifest.json again from where the checkpoint was written."),
     "unlisted_file": ("info", ""),
     "stray_weights": ("warning", "Move it away: vLLM and SGLang load every .safetensors file, the last one wins."),
+    "index_differs": ("warning", "Write the index anew: programs differ in whether they load what it leaves out."),
     "custom_code": ("info", "It was not executed. Servers do not need it."),
     # the weight file
     "truncated_file": ("error", "Copy the file again; if it was written so, the disk was full or the writer died."),
@@ -123,6 +129,7 @@ CODES: dict[str, tuple[Severity, str]] = {
     "map_changed": ("error", "Head rows keep the meaning of the old map: use the map of the checkpoint trained from."),
     "frozen_tensor_changed": ("warning", "The embedding is frozen in training; a change comes from somewhere else."),
     "tensors_swapped": ("error", "Put each tensor back under its own name, or take another epoch."),
+    "matrix_replaced": ("warning", "Look where it was lost: rows in another order, a transposition, another's tensor."),
     "unlike_previous": ("info", "Usual after a long epoch at a high learning rate; else the tensor was replaced."),
     "distribution_shift": ("warning", "The run is about to diverge, or the tensor was scaled or replaced."),
     "config_changed": ("warning", "Both checkpoints should come from one run."),
@@ -255,16 +262,22 @@ class Report:
     findings: list[Finding] = field(default_factory=list)
     unreadable: bool = False
     servers: tuple[Servability, ...] = ()
+    _told: Counter[str] = field(default_factory=Counter)
 
     def add(self, code: str, message: str, *, file: Path | str = "", tensor: str | None = None) -> None:
         """Note a finding. Its severity and hint follow from the code."""
         severity, hint = CODES[code]
-        self.findings.append(Finding(code, severity, self._relative(file), tensor, message, hint))
+        self._told[code] += 1
+        if self._told[code] <= _MOST_OF_A_CODE:
+            named = None if tensor is None else plain(tensor)
+            self.findings.append(Finding(code, severity, plain(self._relative(file)), named, plain(message), hint))
 
     def verdict(self, level: Level) -> Verdict:
         """The word that follows, the gravest findings first."""
         order = {"error": 0, "warning": 1, "info": 2}
-        findings = sorted(self.findings, key=lambda finding: order[finding.severity])
+        left = {code: count - _MOST_OF_A_CODE for code, count in self._told.items() if count > _MOST_OF_A_CODE}
+        more = [Finding(code, CODES[code][0], "", None, f"{left[code]:,} more like these", "") for code in left]
+        findings = sorted([*self.findings, *more], key=lambda finding: order[finding.severity])
         gravest = findings[0].severity if findings else "info"
         word: VerdictWord = "invalid" if gravest == "error" else "suspect" if gravest == "warning" else "valid"
         return Verdict("unreadable" if self.unreadable else word, findings, level, self.servers)

@@ -15,7 +15,7 @@ from typing import Literal
 from eagle3_core.checkpoint.findings import Finding, Report, Verdict
 from eagle3_core.checkpoint.judge_bytes import Part, read_file
 from eagle3_core.checkpoint.judge_files import CONFIG_NAME
-from eagle3_core.checkpoint.judge_previous import EMBED_TOKENS, NOT_TRAINED, Previous, check_against_previous
+from eagle3_core.checkpoint.judge_previous import EMBED_TOKENS, HEAD, NOT_TRAINED, Previous, check_against_previous
 from eagle3_core.checkpoint.judge_rows import watch_embedding, watch_head
 from eagle3_core.checkpoint.judge_values import Scan, is_scanned, judge_moments, judge_weights
 from eagle3_core.checkpoint.quick import Inspected, inspect, judge_quick
@@ -74,7 +74,7 @@ def _judge_bytes(report: Report, found: Inspected, previous: Path | None, stream
     if previous is not None and found.weights is not None:
         try:
             earlier = Previous(previous)
-        except BadInput as error:
+        except (BadInput, OSError) as error:
             report.add("previous_unreadable", f"the previous checkpoint could not be read: {error}")
     parts = _weight_parts(report, found, earlier)
     for file, more in _state_parts(report, found).items():
@@ -95,8 +95,10 @@ def _frozen(found: Inspected) -> frozenset[str]:
     """What the training of this checkpoint did not change."""
     if not found.drafter:
         return frozenset()
-    moving = {EMBED_TOKENS} if found.source is not None and found.source.config.own_embedding else set()
-    return NOT_TRAINED - ((found.state.trained if found.state is not None else None) or moving)
+    trained = None if found.state is None else found.state.trained
+    if trained is not None:
+        return (NOT_TRAINED | {HEAD}) - trained  # speculators froze the head from 0.5 on
+    return NOT_TRAINED - ({EMBED_TOKENS} if found.source is not None and found.source.config.own_embedding else set())
 
 
 def _weight_parts(report: Report, found: Inspected, earlier: Previous | None) -> dict[Path, list[Part]]:
@@ -134,10 +136,10 @@ def _watch_verifier(report: Report, found: Inspected, name: str, entry: Entry, p
         return
     if name == EMBED_TOKENS and verifier.embedding is not None:
         watch_embedding(report, entry, part, verifier.embedding, source.config.own_embedding)
-    elif name == "lm_head.weight" and verifier.head is not None and len(found.targets or ()) == entry.shape[0]:
+    elif name == HEAD and verifier.head is not None and len(found.targets or ()) == entry.shape[0]:
         # What was trained on from another drafter has that one's rows where its vocabulary had the token.
         mixed = found.manifest is not None and found.manifest.extra.get("finetune_from") is not None
-        watch_head(report, entry, part, verifier.head, found.targets or [], mixed)
+        watch_head(report, entry, part, verifier.head, found.targets or [], mixed, HEAD in _frozen(found))
 
 
 def _state_parts(report: Report, found: Inspected) -> dict[Path, list[Part]]:

@@ -6,13 +6,21 @@ from typing import Any
 
 from eagle3_core.checkpoint.findings import Report
 from eagle3_core.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest, read_manifest
+from eagle3_core.checkpoint.weights import RUNTIME_STATE, DrafterWeights
 from eagle3_core.contract.drafter_keys import means_nothing
 from eagle3_core.contract.headers import read_header
 from eagle3_core.contract.jsonfiles import read_json_object
-from eagle3_core.contract.weight_files import INDEX_NAME
+from eagle3_core.contract.weight_files import INDEX_NAME, SINGLE_NAME
 from eagle3_core.errors import BadInput, UnreadableFile
 
 CONFIG_NAME = "config.json"
+_STATE_FILES = frozenset(
+    (
+        *("optimizer_state_dict.pt", "scheduler_state_dict.pt", RUNTIME_STATE),
+        *("training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.pt", "scaler.pt"),
+    )
+)
+"""Files of torch.save that hold no weights."""
 
 _KIND_CODES = {
     "empty": "truncated_file",
@@ -65,14 +73,26 @@ def check_files(report: Report, directory: Path) -> Manifest | None:
     return manifest
 
 
-def check_strays(report: Report, directory: Path, files: tuple[Path, ...]) -> None:
-    """Weight files beside those of the drafter, which servers load as well where no index leaves them out."""
-    if (directory / INDEX_NAME).exists() or files[0].suffix != ".safetensors":
-        return
-    for file in sorted(directory.glob("*.safetensors")):
-        if file not in files and not file.name.startswith("."):
-            what = f"{file.name} lies beside {files[0].name} and no index says which to load"
-            report.add("stray_weights", what, file=file)
+def check_strays(report: Report, directory: Path, weights: DrafterWeights, manifest: Manifest | None) -> None:
+    """Weight files beside those of the drafter, which programs load too or instead, and what an index leaves out."""
+    files = weights.files
+    for file in files:
+        if manifest is not None and file.name not in manifest.files:
+            what = f"{file.name} is what servers load, and was not there when the checkpoint was written"
+            report.add("digest_differs", what, file=file)
+    for name in weights.unlisted:
+        entry = weights.entries[name]
+        report.add(
+            "index_differs", f"{entry.stored_name} lies in {entry.file.name} and is not in its index", file=entry.file
+        )
+    suffix, why = files[0].suffix, "and no index says which to load"
+    beside = [file for file in sorted(directory.glob(f"*{suffix}")) if file not in files and file.name[0] != "."]
+    if suffix == ".safetensors" and (directory / INDEX_NAME).exists():
+        beside = [file for file in beside if file.name == SINGLE_NAME]
+        why = f"and {INDEX_NAME} leaves it out: transformers reads it, servers the files of the index"
+    for file in beside:
+        if file.name not in _STATE_FILES:
+            report.add("stray_weights", f"{file.name} lies beside {files[0].name} {why}", file=file)
 
 
 def _compare_size(report: Report, file: Path, entry: FileEntry) -> bool:

@@ -20,7 +20,7 @@ _LARGEST = 1 << 24
 """Entries of a map; no vocabulary comes near."""
 
 
-def check_map(report: Report, source: DrafterSource, weights: DrafterWeights, sound: set[str]) -> list[int] | None:
+def check_map(report: Report, source: DrafterSource, weights: DrafterWeights, sound: set[str]) -> Sequence[int] | None:
     """d2t, t2d and draft_vocab_size against each other; returns the verifier token of each draft id where they agree.
 
     Args:
@@ -31,7 +31,7 @@ def check_map(report: Report, source: DrafterSource, weights: DrafterWeights, so
     """
     draft_size = source.config.draft_vocab_size
     if draft_size == source.config.vocab_size:
-        return list(range(draft_size)) if draft_size <= _LARGEST else None
+        return range(draft_size) if draft_size <= _LARGEST else None
     before = len(report.findings)
     t2d_entry, d2t_entry = (weights.entries.get(name) if name in sound else None for name in ("t2d", "d2t"))
     try:
@@ -149,8 +149,9 @@ def _check_targets(
             tensor="d2t",
         )
     elif not doubled and targets != sorted(targets):
-        sorted_by_format = source.format in ("speculators", "specforge", "official-eagle")
-        code = "d2t_not_ascending" if sorted_by_format else "d2t_order"
+        # Whoever writes t2d takes the draft ids from it, in its order.
+        in_order = wanted is not None or source.format in ("speculators", "specforge", "official-eagle")
+        code = "d2t_not_ascending" if in_order else "d2t_order"
         place = next(index for index in range(1, len(targets)) if targets[index] < targets[index - 1])
         report.add(
             code,

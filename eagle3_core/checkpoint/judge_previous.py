@@ -23,6 +23,7 @@ from eagle3_core.errors import BadInput, UnreadableFile
 from eagle3_core.verifier.tensors import TORCH_DTYPES
 
 EMBED_TOKENS = "embed_tokens.weight"
+HEAD = "lm_head.weight"
 NOT_TRAINED = frozenset({EMBED_TOKENS, "d2t", "t2d"})
 """What training leaves alone, unless the embedding is trained: a drafter's embedding and vocabulary map."""
 
@@ -30,6 +31,9 @@ _WORD = 8
 _SPANS, _SPAN_BYTES = 64, 1024
 _SAME_TENSOR, _OTHER_TENSOR = 0.8, 0.5
 """Cosine between samples of one tensor a step of training apart is near 1, between two tensors near 0."""
+
+_KEPT = 0.9
+"""Where most matrices are nearer to themselves than that, one that is not near at all was put in another's place."""
 
 _SCALE = 4.0
 _NEARER = 2.0
@@ -159,6 +163,7 @@ def _compare_values(report: Report, weights: DrafterWeights, previous: Previous,
     """Size and direction of samples of each tensor against the epoch before."""
     before = previous.weights.entries
     old = {name: sample for name in moved if (sample := _sample(before[name])) is not None}
+    own: dict[str, float] = {}
     for name in moved:
         entry, new = weights.entries[name], _sample(weights.entries[name])
         if new is None or name not in old or entry.shape != before[name].shape or not bool(torch.isfinite(new).all()):
@@ -171,12 +176,17 @@ def _compare_values(report: Report, weights: DrafterWeights, previous: Previous,
                 file=entry.file,
                 tensor=name,
             )
-        if len(entry.shape) > 1 and (own := _cosine(new, old[name])) < _OTHER_TENSOR:
-            alike = [other for other in moved if other != name and before[other].shape == entry.shape and other in old]
-            swapped = next((other for other in alike if _cosine(new, old[other]) > _SAME_TENSOR), None)
-            code = "unlike_previous" if swapped is None else "tensors_swapped"
-            what = f"is turned away (cosine {own:.2f}) from itself" if swapped is None else f"is what {swapped} was"
-            report.add(code, f"{name} {what} in {previous.path.name}", file=entry.file, tensor=name)
+        if len(entry.shape) > 1:
+            own[name] = _cosine(new, old[name])
+    for name in (name for name, cosine in own.items() if cosine < _OTHER_TENSOR):
+        new, others = _sample(weights.entries[name]), [cosine for other, cosine in own.items() if other != name]
+        alike = (other for other in own if other != name and before[other].shape == before[name].shape)
+        swapped = next((other for other in alike if new is not None and _cosine(new, old[other]) > _SAME_TENSOR), None)
+        alone = sum(cosine > _KEPT for cosine in others) * 2 > len(others)
+        code = "tensors_swapped" if swapped is not None else "matrix_replaced" if alone else "unlike_previous"
+        what = f"is turned away (cosine {own[name]:.2f}) from itself" if swapped is None else f"is what {swapped} was"
+        what = f"{name} {what} in {previous.path.name}{', and most others are not' if alone else ''}"
+        report.add(code, what, file=weights.entries[name].file, tensor=name)
     vectors = {name: _sample(weights.entries[name]) for name in old if len(before[name].shape) == 1}
     for name, other in _swapped_vectors({name: now for name, now in vectors.items() if now is not None}, old):
         file = weights.entries[name].file

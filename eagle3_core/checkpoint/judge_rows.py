@@ -4,7 +4,7 @@ R rows of a piece, H hidden, D draft vocabulary.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -83,12 +83,17 @@ class _Head:
 
     A head that was initialised from the verifier's keeps most of each row's direction, also where it is trained. One
     that was trained from nothing has no likeness to any row and tells nothing; where `mixed`, some rows may be so.
+    One that was `frozen` is the verifier's to the last bit.
     """
 
-    def __init__(self, entry: Entry, verifier: TensorLocation, targets: list[int], mixed: bool) -> None:
+    def __init__(
+        self, entry: Entry, verifier: TensorLocation, targets: Sequence[int], mixed: bool, frozen: bool
+    ) -> None:
         self._verifier, self._targets, self._mixed = verifier, targets, mixed
         self.rows = _Rows(entry, verifier, torch.tensor(targets))
+        self._frozen = frozen and not mixed
         self._likeness: list[Tensor] = []
+        self._changed: list[int] = []
         step = max(len(targets) // _SAMPLED_ROWS, 1)
         self._sampled = range(0, len(targets), step)[:_SAMPLED_ROWS]
         self._samples: list[Tensor] = []
@@ -97,6 +102,9 @@ class _Head:
         """Take in the next rows."""
         for start, ours, theirs in self.rows.blocks(raw):
             self._likeness.append(cosine_similarity(ours.float(), theirs.float(), dim=1))
+            if self._frozen:
+                unequal = (ours != theirs.to(ours.dtype)).any(dim=1).nonzero().flatten()
+                self._changed.extend((unequal + start).tolist())
             here = [row - start for row in self._sampled if start <= row < start + len(ours)]
             self._samples.extend(ours[here].float())
 
@@ -104,7 +112,14 @@ class _Head:
         """What is wrong with it, if anything."""
         likeness = torch.cat(self._likeness) if self._likeness else torch.empty(0)
         astray = (likeness < _ASTRAY).nonzero().flatten().tolist()
-        if not astray or self.rows.lost is not None:
+        if self.rows.lost is not None:
+            return None
+        if 0 < len(self._changed) * 2 < len(self._targets):
+            return (
+                f"{len(self._changed)} rows of lm_head.weight are not the verifier's {self._verifier.name} for the "
+                f"tokens d2t leads them to, though it was frozen and the others are: draft ids {self._changed[:4]}"
+            )
+        if not astray:
             return None
         if float(likeness.median()) > _DERIVED and not self._mixed:
             return (
@@ -138,14 +153,20 @@ class _Head:
 
 
 def watch_head(
-    report: Report, entry: Entry, part: Part, verifier: TensorLocation, targets: list[int], mixed: bool
+    report: Report,
+    entry: Entry,
+    part: Part,
+    verifier: TensorLocation,
+    targets: Sequence[int],
+    mixed: bool,
+    frozen: bool,
 ) -> None:
     """Have the rows of the head compared with those of the verifier's that d2t leads to; where `mixed`, some of them
-    are another drafter's.
+    are another drafter's; where `frozen`, none of them was trained.
     """
     if verifier.info.shape[1:] != entry.shape[1:] or max(targets, default=0) >= verifier.info.shape[0]:
         return
-    head = _Head(entry, verifier, targets, mixed)
+    head = _Head(entry, verifier, targets, mixed, frozen)
 
     def done(_: OpenFile) -> None:
         fault = None

@@ -23,6 +23,7 @@ SCHEDULER_NAME = "scheduler_state_dict.pt"
 
 _FROZEN = frozenset({"embed_tokens.weight", "verifier_lm_head.weight", "verifier_norm.weight", "d2t", "t2d"})
 _SHAPED = ("exp_avg", "exp_avg_sq", "momentum_buffer", "max_exp_avg_sq")
+_NUMBERS = {"lr": "learning rate", "betas": "beta", "eps": "eps", "weight_decay": "weight decay"}
 _EXACT = ("F32", "F64", "I64")
 
 
@@ -33,7 +34,7 @@ class OptimizerState:
     archive: Archive
     by_name: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     listed: list[str] = field(default_factory=list)
-    rates: list[float] = field(default_factory=list)
+    settings: list[tuple[str, object]] = field(default_factory=list)
     named: bool = True
 
     @property
@@ -87,10 +88,22 @@ def check_state(
     else:
         _check_shapes_only(report, file, state, weights)
     _check_steps(report, file, state, manifest)
-    for rate in state.rates:
-        if not 0 <= rate < math.inf:
-            report.add("optimizer_mismatch", f"the optimizer's learning rate is {rate}", file=file)
+    _check_numbers(report, file, state)
     return state
+
+
+def _check_numbers(report: Report, file: Path, state: OptimizerState) -> None:
+    """Settings and steps are numbers; a learning rate may be a tensor, other settings pairs."""
+    for name, values in state.by_name.items():
+        step = values.get("step", 0)
+        if not isinstance(step, (int, float, ArchiveTensor)):
+            report.add("optimizer_mismatch", f"the step of {name} is no number", file=file, tensor=name)
+    for key, value in state.settings:
+        for one in value if isinstance(value, (list, tuple)) else [value]:
+            number = scalar(one, file) if isinstance(one, ArchiveTensor) else one
+            if not isinstance(number, (int, float)) or not 0 <= number < math.inf:
+                said = number if isinstance(number, float) else "no number"
+                report.add("optimizer_mismatch", f"the optimizer's {_NUMBERS[key]} is {said}", file=file)
 
 
 def _check_scheduler(report: Report, file: Path) -> None:
@@ -107,8 +120,8 @@ def _check_scheduler(report: Report, file: Path) -> None:
         report.add("scheduler_layout", f"{SCHEDULER_NAME} holds {type(data).__name__}, not a state dict", file=file)
         return
     for key, value in ((key, value) for schedule in schedules for key, value in schedule.items()):
-        if any(isinstance(number, float) and not math.isfinite(number) for number in _listed(value)):
-            report.add("scheduler_layout", f"{key} of {SCHEDULER_NAME} is {value}", file=file)
+        if odd := [number for number in _listed(value) if isinstance(number, float) and not math.isfinite(number)]:
+            report.add("scheduler_layout", f"{key} of {SCHEDULER_NAME} is {odd}", file=file)
 
 
 def _listed(value: object) -> list[object]:
@@ -127,7 +140,7 @@ def parse_state(archive: Archive) -> OptimizerState | None:
         names = _names(groups)
         if names is None:
             return None
-        result.rates.extend(rate for group in groups if isinstance(rate := group.get("lr"), float))
+        result.settings.extend((key, group[key]) for group in groups for key in _NUMBERS if group.get(key) is not None)
         result.named &= all(not name.startswith("#") for name in names.values())
         result.listed.extend(names.values())
         for key, values in states.items():

@@ -48,6 +48,9 @@ def check_config(report: Report, directory: Path, source: DrafterSource, weights
             f"vocab_size {source.config.vocab_size}: the head cannot be the embedding",
             file=file,
         )
+    elif source.tied and "lm_head.weight" in weights.entries:
+        what = "tie_word_embeddings is true, yet lm_head.weight is stored: SGLang takes the embedding for it"
+        report.add("tied_head", what, file=file)
     _check_aux_ids(report, file, source, weights)
 
 
@@ -58,7 +61,11 @@ def _check_aux_ids(report: Report, file: Path, source: DrafterSource, weights: D
     columns = fc.shape[1] if fc is not None and len(fc.shape) == 2 else None
     count = len(ids) if ids is not None else 3
     if columns is not None and columns != count * width:
-        said = f"{count} layer ids {list(ids)}" if ids is not None else "no layer ids, so servers take 3"
+        said = (
+            f"{count} layer ids {list(ids)} (eagle_aux_hidden_state_layer_ids)"
+            if ids is not None
+            else "no layer ids, so servers take 3"
+        )
         key = "target_hidden_size" if source.target_hidden_size else "hidden_size"
         fitting = [f"{columns // width} states"] if columns % width == 0 else []
         if columns % count == 0 and columns // count > width:
@@ -192,7 +199,7 @@ def _keys(name: str, source: DrafterSource) -> str:
     known = {
         "embed_tokens": f"vocab_size {config.vocab_size}, hidden_size {hidden}",
         "lm_head": f"draft_vocab_size {config.draft_vocab_size}, hidden_size {hidden}",
-        "fc": f"hidden_size {hidden} and {config.num_aux_states} aux states",
+        "fc": f"hidden_size {hidden} and {config.num_aux_states} aux states (num_aux_hidden_states, or the layer ids)",
         "q_proj": f"num_attention_heads {heads} x head_dim {config.head_dim}, hidden_size {hidden}",
         "o_proj": f"num_attention_heads {heads} x head_dim {config.head_dim}, hidden_size {hidden}",
         "k_proj": f"num_key_value_heads {kv} x head_dim {config.head_dim}, hidden_size {hidden}",

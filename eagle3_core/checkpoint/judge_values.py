@@ -19,6 +19,12 @@ from eagle3_core.verifier.tensors import TORCH_DTYPES
 EXTREME = 1e5
 """No weight of a working drafter comes near; one flipped exponent bit passes it."""
 
+_EXTREME_HALF = 256.0
+"""The same of a matrix in half precision, where the highest exponent bit makes 655 of 0.01 and nothing passes 65504."""
+
+_NOTHING = 1e-20
+"""A tensor of smaller values comes to nothing: denormal numbers, or exponents that lost a bit."""
+
 _MOST_PADDING = 0.25
 """Share of an embedding's rows that may be zero for want of a token."""
 
@@ -138,9 +144,10 @@ def judge_weights(report: Report, name: str, entry: Entry, counts: Counts) -> No
         place = counts.first_bad or 0
         at = [place] if len(entry.shape) < 2 else [place // entry.shape[-1], place % entry.shape[-1]]
         add("not_finite", f"holds {counts.nan} NaN and {counts.inf} Inf, the first at {at}")
-    elif counts.low == counts.high == 0:
+    elif max(-counts.low, counts.high) < _NOTHING:
         if not name.endswith(".bias"):
-            add("all_zero", f"{list(entry.shape)} is all zero")
+            nearly = "" if counts.low == counts.high == 0 else f", or nearly: at most {max(-counts.low, counts.high):g}"
+            add("all_zero", f"{list(entry.shape)} is all zero{nearly}")
     elif counts.low == counts.high and len(entry.shape) > 1:
         add("constant", f"{list(entry.shape)} is {counts.low:g} everywhere")
     else:
@@ -155,7 +162,8 @@ def judge_weights(report: Report, name: str, entry: Entry, counts: Counts) -> No
                 f"has {counts.doubled_rows} rows that repeat another out of {entry.shape[0]}, the first is {other}, "
                 f"the same as {one}",
             )
-    if max(abs(counts.low), abs(counts.high)) > EXTREME and counts.low <= counts.high:
+    most = _EXTREME_HALF if entry.dtype == "F16" and len(entry.shape) > 1 else EXTREME
+    if max(abs(counts.low), abs(counts.high)) > most and counts.low <= counts.high:
         add("extreme_values", f"ranges from {counts.low:g} to {counts.high:g}")
 
 

@@ -28,7 +28,7 @@ def check_against_verifier(
     try:
         config = read_verifier_config(verifier)
         positions = config.number("max_position_embeddings")
-    except BadInput as error:
+    except (BadInput, OSError) as error:
         report.add("verifier_unreadable", f"the verifier could not be read: {error}")
         return None
     embedding = head = None
@@ -36,7 +36,7 @@ def check_against_verifier(
         files = read_weight_files(verifier)
         embedding = find_tensor(EMBEDDING, files)
         head = embedding if config.tied else _head(files)
-    except BadInput as error:
+    except (BadInput, OSError) as error:
         report.add("verifier_unreadable", f"the verifier's weights could not be read: {error}")
     _compare_sizes(report, directory / "config.json", source, config, embedding)
     own = source.config.max_position_embeddings

@@ -11,16 +11,17 @@ that was written anew, with other metadata or in another order, is still known b
 `algorithm:hex`. Version 1 had {"bytes", "sha256"}, a bare sha256 for each tensor, and neither headers nor config.
 """
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from eagle3_core.contract.jsonfiles import read_json_object
+from eagle3_core.errors import BadInput
+
 MANIFEST_NAME = "manifest.json"
 MANIFEST_VERSION = 2
 
-_MAX_BYTES = 64_000_000
 _DIGEST = re.compile(r"(sha256|blake3):[0-9a-f]{64}")
 
 
@@ -60,18 +61,15 @@ def read_manifest(path: Path) -> Manifest | str | None:
         there = file.exists() or file.is_symlink()
         return f"{MANIFEST_NAME} is not a regular file" if there else None
     try:
-        with file.open("rb") as opened:
-            data = json.loads(opened.read(_MAX_BYTES))
-    except (OSError, ValueError, RecursionError) as error:
-        return f"{MANIFEST_NAME} cannot be read: {error}"
-    try:
-        return _parsed(data)
+        return _parsed(read_json_object(file))
+    except BadInput as error:
+        return f"{MANIFEST_NAME}: {str(error).removeprefix(f'{file}: ')}"
     except (ValueError, TypeError, AttributeError, KeyError) as error:
         return f"{MANIFEST_NAME}: {error}"
 
 
-def _parsed(data: Any) -> Manifest:
-    if not isinstance(data, dict) or not isinstance(data.get("files"), dict):
+def _parsed(data: dict[str, Any]) -> Manifest:
+    if not isinstance(data.get("files"), dict):
         raise ValueError("holds no list of files")
     version = data.get("schema_version")
     if type(version) is not int or not 1 <= version <= MANIFEST_VERSION:

@@ -5,6 +5,7 @@ The checks stand in judge_files (completeness), judge_tensors (names, shapes), j
 """
 
 from codecs import BOM_UTF8
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from eagle3_core.checkpoint.manifest import Manifest
 from eagle3_core.checkpoint.servability import tell_servers
 from eagle3_core.checkpoint.weights import DrafterWeights, has_weights, open_drafter_weights
 from eagle3_core.contract.drafter_files import DrafterSource, describe_drafter
-from eagle3_core.errors import BadInput, CheckpointError, NotADrafter, UnreadableFile
+from eagle3_core.errors import BadInput, CheckpointError, NameClash, NotADrafter, UnreadableFile
 
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt")
 
@@ -38,7 +39,7 @@ class Inspected:
     source: DrafterSource | None = None
     weights: DrafterWeights | None = None
     state: OptimizerState | None = None
-    targets: list[int] | None = None
+    targets: Sequence[int] | None = None
     verifier: VerifierParts | None = None
     drafter: bool = True
 
@@ -60,9 +61,9 @@ def judge_quick(path: Path, *, verifier: Path | None = None, expect_drafter: boo
 
 def inspect(report: Report, path: Path, verifier: Path | None, expect_drafter: bool) -> Inspected | None:
     """Judge what can be judged without reading tensors; None where there is nothing more to judge."""
-    if path.is_file() and path.suffix in _WEIGHT_SUFFIXES:
-        return Inspected(path, None, weights=_open(report, path), drafter=False)
     try:
+        if path.is_file() and path.suffix in _WEIGHT_SUFFIXES:
+            return Inspected(path, None, weights=_open(report, path), drafter=False)
         directory = checkpoint_directory(report, path)
         if directory is None:
             return None
@@ -84,7 +85,7 @@ def _inspect_drafter(report: Report, directory: Path, verifier: Path | None) -> 
     weights = _open(report, directory)
     if weights is None:
         return Inspected(directory, manifest, source)
-    check_strays(report, directory, weights.files)
+    check_strays(report, directory, weights, manifest)
     targets = parts = None
     if source is not None:
         check_config(report, directory, source, weights)
@@ -154,10 +155,8 @@ def _open(report: Report, path: Path) -> DrafterWeights | None:
     except UnreadableFile as error:
         add_unreadable(report, error)
         report.unreadable = True
-    except CheckpointError as error:
-        clash = "two names" in str(error)
-        report.unreadable = not clash
-        report.add("name_clash" if clash else "missing_file", str(error).removeprefix(f"{path}: "), file=path)
+    except NameClash as error:
+        report.add("name_clash", str(error).removeprefix(f"{path}: "), file=path)
     except BadInput as error:
         report.unreadable = True
         report.add("missing_file", str(error).removeprefix(f"{path}: "), file=path)

@@ -13,6 +13,7 @@ from eagle3_core.checkpoint.server_rules import RULES, VERSIONS
 from eagle3_core.checkpoint.serving_facts import Facts, facts_of
 from eagle3_core.checkpoint.weights import DrafterWeights
 from eagle3_core.contract.drafter_files import DrafterSource
+from eagle3_core.contract.plain import plain
 
 
 def judge_servers(
@@ -56,7 +57,7 @@ def _evaluate(server: Server, facts: Facts) -> Servability:
         Reason(
             rule.code,
             rule.effect,
-            message,
+            plain(message),
             rule.fix,
             rule.source,
             "provoked" if server in rule.provoked else "source",

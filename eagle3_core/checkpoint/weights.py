@@ -16,7 +16,7 @@ from eagle3_core.checkpoint.archive import Archive, ArchiveTensor, read_archive
 from eagle3_core.contract.headers import read_header
 from eagle3_core.contract.jsonfiles import read_json_object
 from eagle3_core.contract.weight_files import TensorLocation, read_weight_files
-from eagle3_core.errors import CheckpointError, UnreadableFile
+from eagle3_core.errors import CheckpointError, NameClash, UnreadableFile
 
 RUNTIME_STATE = "training_state.pt"
 """What SpecForge writes while it trains: the drafter's tensors under draft_state_dict, optimizer and position."""
@@ -48,12 +48,14 @@ class DrafterWeights:
     """All tensors of a drafter by canonical name, the files they lie in, and those of torch.save among them.
 
     copies: canonical name -> a second entry of the same values, which a directory for both servers has.
+    unlisted: canonical names of those that the index leaves out; servers load all that lies in the files it names.
     """
 
     entries: dict[str, Entry]
     files: tuple[Path, ...]
     archives: dict[Path, Archive]
     copies: dict[str, Entry] = field(default_factory=dict)
+    unlisted: tuple[str, ...] = ()
 
 
 def canonical_name(name: str) -> str:
@@ -68,21 +70,22 @@ def open_drafter_weights(path: Path) -> DrafterWeights:
     """The tensors of a checkpoint directory or of one weight file.
 
     Raises:
-        CheckpointError: no weight file, shards missing, or two names for one tensor.
+        CheckpointError: no weight file, or shards missing.
+        NameClash: one tensor twice, under two names or in two files.
         UnreadableFile: a file that is not what its header says, or a pickle that wants to run code.
     """
-    stored, files, archives = _stored(path)
+    stored, files, archives, unlisted = _stored(path)
     entries: dict[str, Entry] = {}
     clashes = []
     for entry in stored:
         name = canonical_name(entry.stored_name)
         if name in entries:
-            clashes.append(f"{entries[name].stored_name} and {entry.stored_name}")
+            clashes.append(_both(entries[name], entry))
         entries[name] = entry
     copies = _join_further_norms(entries, clashes)
     if clashes:
-        raise CheckpointError(f"{path}: two names for one tensor: {'; '.join(sorted(clashes))}")
-    return DrafterWeights(entries, files, archives, copies)
+        raise NameClash(f"{path}: two names for one tensor, or two files with it: {'; '.join(sorted(clashes))}")
+    return DrafterWeights(entries, files, archives, copies, tuple(sorted(map(canonical_name, unlisted))))
 
 
 def _join_further_norms(entries: dict[str, Entry], clashes: list[str]) -> dict[str, Entry]:
@@ -95,8 +98,14 @@ def _join_further_norms(entries: dict[str, Entry], clashes: list[str]) -> dict[s
         elif _same_bytes(entry, entries[usual]):
             copies[usual] = entry
         else:
-            clashes.append(f"{entries[usual].stored_name} and {entry.stored_name}, which differ")
+            clashes.append(f"{_both(entries[usual], entry)}, which differ")
     return copies
+
+
+def _both(one: Entry, other: Entry) -> str:
+    names = one.stored_name, other.stored_name
+    places = (f" in {one.file.name}", f" in {other.file.name}") if one.file != other.file else ("", "")
+    return f"{names[0]}{places[0]} and {names[1]}{places[1]}"
 
 
 def _same_bytes(one: Entry, other: Entry) -> bool:
@@ -125,22 +134,23 @@ def state_tensors(content: object) -> dict[str, ArchiveTensor] | None:
     return {str(name): value for name, value in content.items() if isinstance(value, ArchiveTensor)}
 
 
-def _stored(path: Path) -> tuple[list[Entry], tuple[Path, ...], dict[Path, Archive]]:
-    """Entries under the names in the file."""
+def _stored(path: Path) -> tuple[list[Entry], tuple[Path, ...], dict[Path, Archive], list[str]]:
+    """Entries under the names in the file, the files, those of torch.save, and names that an index leaves out."""
     if path.is_file():
         if path.suffix in (".bin", ".pt"):
-            return _pickled(path, [path])
+            return *_pickled(path, [path]), []
         tensors = read_header(path).tensors
-        return [_entry(TensorLocation(name, path, info)) for name, info in tensors.items()], (path,), {}
+        return [_entry(TensorLocation(name, path, info)) for name, info in tensors.items()], (path,), {}, []
     if any(path.glob("*.safetensors")) or any(path.glob("*.safetensors.index.json")):
         weights = read_weight_files(path)
-        return [_entry(location) for location in weights.tensors.values()], weights.files, {}
+        stored = [_entry(location) for location in (*weights.tensors.values(), *weights.unlisted)]
+        return stored, weights.files, {}, [one.name for one in weights.unlisted]
     files = _pickle_files(path)
     if not files:
         if not path.is_dir():
             raise CheckpointError(f"{path}: no such file or directory")
         raise CheckpointError(f"{path}: no weights: no .safetensors file and none of {', '.join(_PICKLES)}")
-    return _pickled(path, files)
+    return *_pickled(path, files), []
 
 
 def _pickle_files(path: Path) -> list[Path]:
@@ -181,7 +191,7 @@ def _pickled(path: Path, files: list[Path]) -> tuple[list[Entry], tuple[Path, ..
             raise CheckpointError(f"{file}: holds {type(archives[file].content).__name__}, not tensors by name")
         for name, tensor in tensors.items():
             if name in entries:
-                raise CheckpointError(f"{path}: tensor {name!r} is in {entries[name].file.name} and in {file.name}")
+                raise NameClash(f"{path}: tensor {name!r} is in {entries[name].file.name} and in {file.name}")
             location = None if tensor.info is None else TensorLocation(name, file, tensor.info)
             entries[name] = Entry(name, file, tensor.dtype, tensor.shape, location)
     if not entries:

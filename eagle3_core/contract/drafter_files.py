@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from eagle3_core.contract.drafter_config import MLA, DrafterConfig
-from eagle3_core.contract.drafter_keys import misspelt, peculiar
+from eagle3_core.contract.drafter_keys import misspelt, null, peculiar
 from eagle3_core.contract.jsonfiles import read_json_object
 from eagle3_core.contract.rope import normalise_rope
 from eagle3_core.contract.weight_files import read_weight_files
@@ -115,10 +115,10 @@ def describe_drafter(path: Path) -> DrafterSource:
     sizes = whole.get("transformer_layer_config") if speculators else whole
     if not isinstance(sizes, dict):
         raise CheckpointError(f"{file}: transformer_layer_config is {sizes!r}, not an object")
-    nested = whole.get("eagle_config") or {}
+    nested = {} if whole.get("eagle_config") is None else whole["eagle_config"]
     if not isinstance(nested, dict):
         raise CheckpointError(f"{file}: eagle_config is {nested!r}, not an object")
-    architectures = whole.get("architectures") or []
+    architectures = [] if whole.get("architectures") is None else whole["architectures"]
     if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
         raise CheckpointError(f"{file}: architectures is {architectures!r}, not a list of names")
     form = "speculators" if speculators else _hf_format(file, whole, nested, architectures)
@@ -128,7 +128,7 @@ def describe_drafter(path: Path) -> DrafterSource:
     config = _drafter_config(file, whole, sizes, nested, notes, faults)
     inner = (sizes.get(key) for key in ("rope_scaling", "rope_parameters"))
     places = [whole, *([sizes] if speculators else []), nested, *(place for place in inner if isinstance(place, dict))]
-    faults.extend(misspelt(places))
+    faults.extend((*misspelt(places), *null(places)))
     unjudged = _unjudged(sizes, speculators) + peculiar(places)
     extras = _extras(file, whole, sizes)
     wide = [f"target_hidden_size {target} unlike hidden_size {config.hidden_size}"]
@@ -321,8 +321,11 @@ def _fc_columns(path: Path) -> int | None:
 
 def _window(file: Path, sizes: Mapping[str, Any]) -> int | None:
     """The sliding window of all layers; `layer_types` decides where it is given, else use_sliding_window."""
-    kinds = sizes.get("layer_types")
-    slides = "sliding_attention" in kinds if isinstance(kinds, list) else sizes.get("use_sliding_window") is True
+    kinds, slides = sizes.get("layer_types"), _truth(file, sizes, "use_sliding_window")
+    if kinds is not None:
+        if not isinstance(kinds, list) or not kinds or not all(isinstance(kind, str) for kind in kinds):
+            raise CheckpointError(f"{file}: layer_types is {kinds!r:.80}, not a list of kinds of attention")
+        slides = "sliding_attention" in kinds
     return _need(file, sizes, "sliding_window") if slides else None
 
 
@@ -350,6 +353,8 @@ def _unjudged(sizes: Mapping[str, Any], speculators: bool) -> list[str]:
         found.append("attention_bias beside latent attention")
     if isinstance(kinds, list) and len({str(each) for each in kinds}) > 1:
         found.append(f"layer_types {kinds} differ between layers")
+    elif isinstance(kinds, list) and kinds[:1] not in (["full_attention"], ["sliding_attention"]):
+        found.append(f"layer_types {kinds}, which is neither full_attention nor sliding_attention")
     return found
 
 

@@ -30,6 +30,17 @@ _DECISIVE = (
     *("attention_factor", "beta_fast", "beta_slow", "mscale_all_dim", "speculators_model_type"),
 )
 
+_NEVER_NULL = ("rms_norm_eps", "max_position_embeddings", "num_hidden_layers", "hidden_act", "use_aux_hidden_state")
+
+_UNMISTAKABLE = frozenset(
+    (
+        *("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "use_aux_hidden_state", "rms_norm_eps"),
+        *("eagle_aux_hidden_state_layer_ids", "draft_vocab_size", "target_hidden_size", "max_position_embeddings"),
+        *("rope_theta", "rope_parameters", "hidden_act", "tie_word_embeddings", "eagle_config"),
+    )
+)
+"""Keys that are known with more at an end; `factor`, `head_dim` or `layer_types` end the keys of other programs."""
+
 _MEANINGLESS = frozenset(
     (
         *("transformers_version", "speculators_version", "_name_or_path", "_commit_hash", "_attn_implementation"),
@@ -54,7 +65,7 @@ def means_nothing(key: str, now: Mapping[str, Any], then: Mapping[str, Any]) -> 
     """Whether a key in which two flat configs differ is read by no server: a known one, or one that was added."""
     *outer, last = key.split(".")
     outer = [name for name in outer if name != "transformer_layer_config"]
-    return last in _MEANINGLESS or (key not in then and key in now and not _READ & {*outer, last})
+    return last in _MEANINGLESS or (key not in then and key in now and (*outer, last)[0] not in _READ)
 
 
 def peculiar(places: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -63,21 +74,32 @@ def peculiar(places: Sequence[Mapping[str, Any]]) -> list[str]:
     return [f"{key} is {value!r}, which not every program computes" for key, value in found.items()]
 
 
-def misspelt(places: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Keys one letter away from one that decides and is absent, one sentence each."""
+def null(places: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Keys that must not be null and are, one sentence each: servers fail, or take their default."""
     for place in places:
-        for key in place.keys() - set(_DECISIVE):
-            for meant in _DECISIVE:
-                if meant not in place and _one_letter_apart(key, meant):
-                    yield f"{key!r} is no key that any program reads: {meant} is missing, and a default would be taken"
+        # Null as the base of a scaled or plain rope; at the top it may stand beside rope_parameters.
+        keys = (*_NEVER_NULL, "rope_theta") if {"rope_type", "type"} & place.keys() else _NEVER_NULL
+        yield from (f"{key} is null" for key in keys if key in place and place[key] is None)
+
+
+def misspelt(places: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Keys that are nearly one that decides and is absent, one sentence each."""
+    for place in places:
+        absent = [meant for meant in _DECISIVE if meant not in place]
+        for key in place.keys() - _READ - _MEANINGLESS:
+            if (meant := next((one for one in absent if _meant(key, one)), None)) is not None:
+                yield f"{key!r} is no key that any program reads: {meant} is missing, and a default would be taken"
+
+
+def _meant(key: str, known: str) -> bool:
+    """Whether a key is a known one that somebody misspelt or set aside (`norm_output_old`)."""
+    if abs(len(key) - len(known)) <= 1:
+        return _one_letter_apart(key.casefold().replace("-", "_"), known)
+    return known in _UNMISTAKABLE and (key.startswith(f"{known}_") or key.endswith(f"_{known}"))
 
 
 def _one_letter_apart(one: str, other: str) -> bool:
-    """Whether a letter was changed, added, left out or written small or large."""
-    if one.casefold() == other.casefold():
-        return True
-    if abs(len(one) - len(other)) > 1:
-        return False
+    """Whether at most a letter was changed, added or left out."""
     pairs = enumerate(zip(one, other, strict=False))
     same = next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
     left, right = one[same:], other[same:]

@@ -16,12 +16,15 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from eagle3_core.contract.jsonfiles import repeated_key
 from eagle3_core.errors import UnreadableFile
 
 MAX_HEADER_BYTES = 100_000_000
 """A longer header is refused, as the reference reader does."""
 
 _MAX_COUNT = 2**63 - 1
+_MAX_DIMENSIONS = 64
+"""As many as torch has."""
 
 DTYPE_BITS: dict[str, int] = {
     "BOOL": 8,
@@ -168,12 +171,9 @@ def _parse(path: Path, raw: bytes) -> dict[str, Any]:
         raise UnreadableFile(path, "bad_json", "the header is not a JSON object")
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) != len(pairs):
-            keys = [key for key, _ in pairs]
-            twice = next(key for key in keys if keys.count(key) > 1)
+        if (twice := repeated_key(pairs)) is not None:
             raise UnreadableFile(path, "duplicate_key", f"the header holds the key {twice!r} twice", twice)
-        return found
+        return dict(pairs)
 
     def refuse(constant: str) -> None:
         raise UnreadableFile(path, "bad_json", f"the header holds {constant}, which is not JSON")
@@ -198,11 +198,13 @@ def _tensor(path: Path, name: str, entry: object, data_start: int) -> TensorInfo
         raise fault("bad_header", "its entry in the header is not an object")
     dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
-        raise fault("unknown_dtype", f"unknown dtype {dtype!r}")
+        raise fault("unknown_dtype", f"unknown dtype {dtype!r:.80}")
     if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
-        raise fault("bad_shape", f"shape {shape!r} is not a list of sizes")
+        raise fault("bad_shape", f"shape {shape!r:.80} is not a list of sizes")
+    if len(shape) > _MAX_DIMENSIONS:
+        raise fault("bad_shape", f"{len(shape):,} dimensions, {_MAX_DIMENSIONS} are known")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(type(offset) is int for offset in offsets):
-        raise fault("bad_offsets", f"data_offsets {offsets!r} are not two integers")
+        raise fault("bad_offsets", f"data_offsets {offsets!r:.80} are not two integers")
     start, end = offsets
     if min(offsets) < 0 or end < start:
         kind = "negative" if min(offsets) < 0 else "reversed"

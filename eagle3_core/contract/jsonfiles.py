@@ -10,6 +10,16 @@ MAX_JSON_BYTES = 64_000_000
 """Configs are a few kB and the largest published weight index about 20 MB."""
 
 
+def repeated_key(pairs: list[tuple[str, Any]]) -> str | None:
+    """The first key of a JSON object that stands in it a second time."""
+    seen: set[str] = set()
+    for key, _ in pairs:
+        if key in seen:
+            return key
+        seen.add(key)
+    return None
+
+
 def read_json_object(path: Path) -> dict[str, Any]:
     """The object a JSON file holds.
 
@@ -19,11 +29,9 @@ def read_json_object(path: Path) -> dict[str, Any]:
     raw = _content(path)
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) != len(pairs):
-            keys = [key for key, _ in pairs]
-            raise BadInput(f"{path}: holds the key {next(key for key in keys if keys.count(key) > 1)!r} twice")
-        return found
+        if (key := repeated_key(pairs)) is not None:
+            raise BadInput(f"{path}: holds the key {key!r} twice")
+        return dict(pairs)
 
     def refuse(constant: str) -> NoReturn:
         raise BadInput(f"{path}: holds {constant}, which is not JSON")

@@ -24,6 +24,9 @@ _ALIASES = {"su": "longrope", "mrope": "default", "deepseek_yarn": "yarn", "none
 
 _NOT_FOR_TEXT = frozenset({"type", "mrope_section", "mrope_interleaved", "partial_rotary_factor"})
 
+_OF_A_SECTION = frozenset({"rope_type", "type", "rope_theta", "factor"})
+"""No kinds of attention."""
+
 Warnings = list[tuple[str, str]]
 
 
@@ -44,7 +47,7 @@ def normalise_rope(
     section, origin = _section(config, where)
     if other := _contradiction(config):
         warnings.append(("rope_section_conflict", f"{where}: {other}"))
-    kind = section.get("rope_type") or section.get("type") or "default"
+    kind = next((section[key] for key in ("rope_type", "type") if section.get(key) is not None), "default")
     if not isinstance(kind, str) or (kind := _ALIASES.get(kind, kind)) not in ROPE_TYPES:
         raise BadInput(f"{where}: unknown rope_type {kind!r} in {origin}; known are {', '.join(ROPE_TYPES)}")
     older = section.get("type")
@@ -73,7 +76,7 @@ def _section(config: Mapping[str, Any], where: str) -> tuple[dict[str, Any], str
             continue
         if not isinstance(section, dict):
             raise BadInput(f"{where}: {key} is {section!r}, not an object")
-        nested = {name: value for name, value in section.items() if isinstance(value, dict)}
+        nested = {k: value for k, value in section.items() if isinstance(value, dict) and k not in _OF_A_SECTION}
         if not nested:
             return section, key
         whole = ["full_attention"] if "full_attention" in nested else [name for name in nested if not _is_local(name)]

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 
 from eagle3_core.contract.headers import TensorFile, TensorInfo, read_header
 from eagle3_core.contract.jsonfiles import read_json_object
-from eagle3_core.errors import BadInput
+from eagle3_core.errors import BadInput, NameClash
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -39,19 +39,21 @@ class TensorLocation:
 
 @dataclass(frozen=True)
 class WeightFiles:
-    """The tensors of a model directory, every header read and checked."""
+    """The tensors of a model directory, every header read and checked; `unlisted` lie in its files beside an index."""
 
     path: Path
     tensors: dict[str, TensorLocation]
     files: tuple[Path, ...]
     warnings: list[tuple[str, str]] = field(default_factory=list)
+    unlisted: tuple[TensorLocation, ...] = ()
 
 
 def read_weight_files(path: Path) -> WeightFiles:
     """All tensors of a model directory by name.
 
     Raises:
-        BadInput: no safetensors weights, shards missing, an index that is stale or broken, or a name held twice.
+        BadInput: no safetensors weights, shards missing, or an index that is stale or broken.
+        NameClash: shards without an index hold one name twice.
         UnreadableFile: a weight file that is not what its header says.
     """
     if not path.is_dir():
@@ -64,7 +66,7 @@ def read_weight_files(path: Path) -> WeightFiles:
     for file in files:
         for name, info in read_header(file).tensors.items():
             if name in tensors:
-                raise BadInput(f"{path}: tensor {name!r} is in {tensors[name].file.name} and in {file.name}")
+                raise NameClash(f"{path}: tensor {name!r} is in {tensors[name].file.name} and in {file.name}")
             tensors[name] = TensorLocation(name, file, info)
     return WeightFiles(path, tensors, tuple(files), warnings)
 
@@ -98,8 +100,14 @@ def _by_index(path: Path, index: Path) -> WeightFiles:
         name: TensorLocation(name, headers[shard].path, headers[shard].tensors[name])
         for name, shard in weight_map.items()
     }
-    warnings = _unlisted(path, index, set(shards), headers, set(weight_map))
-    return WeightFiles(path, tensors, tuple(path / name for name in shards), warnings)
+    unlisted = tuple(
+        TensorLocation(name, header.path, info)
+        for shard, header in headers.items()
+        for name, info in header.tensors.items()
+        if weight_map.get(name) != shard
+    )
+    warnings = _unlisted(path, index, set(shards), sorted(one.name for one in unlisted if one.name not in weight_map))
+    return WeightFiles(path, tensors, tuple(path / name for name in shards), warnings, unlisted)
 
 
 def _weight_map(index: Path) -> dict[str, str]:
@@ -125,9 +133,7 @@ def _check_not_stale(index: Path, shard: str, header: TensorFile, listed: set[st
         )
 
 
-def _unlisted(
-    path: Path, index: Path, shards: set[str], headers: dict[str, TensorFile], listed: set[str]
-) -> list[tuple[str, str]]:
+def _unlisted(path: Path, index: Path, shards: set[str], extra: list[str]) -> list[tuple[str, str]]:
     """Warnings about weights that lie beside an index and are not in it."""
     warnings = []
     stray = sorted(f.name for f in path.glob("*.safetensors") if f.name not in shards and not _SIDE_FILES.match(f.name))
@@ -135,7 +141,6 @@ def _unlisted(
         warnings.append(
             ("unlisted_weight_file", f"{path}: {', '.join(stray)} not listed in {index.name}; the index is followed")
         )
-    extra = sorted(name for header in headers.values() for name in header.tensors if name not in listed)
     if extra:
         warnings.append(
             ("unlisted_tensor", f"{path}: {len(extra)} tensors in the shards are not in {index.name}: {_some(extra)}")

@@ -259,6 +259,15 @@ def second_file(path: Path, _: Random) -> set[str]:
     return {"model-old.safetensors"}
 
 
+def lead_elsewhere(path: Path, _: Random) -> set[str]:
+    """An index that has servers load other weights."""
+    tensors = {name: tensor + 1 if tensor.dim() == 2 else tensor for name, tensor in load_file(path / WEIGHTS).items()}
+    save_file(tensors, path / "other.safetensors")
+    index = {"weight_map": dict.fromkeys(tensors, "other.safetensors")}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    return {"other.safetensors", WEIGHTS}
+
+
 def edit_ids(path: Path, chance: Random) -> set[str]:
     ids = chance.choice(([2, 2, 5], [5, 4, 2], [2, 4, 5, 8], [2, 4]))
     return edit(path, "eagle_aux_hidden_state_layer_ids", ids) | {"fc.weight", "config.json"}
@@ -303,6 +312,7 @@ KINDS: dict[str, Change] = {
     "meaning": edit_meaning,
     "misspelt": misspell,
     "second file": second_file,
+    "other index": lead_elsewhere,
     "layer ids": edit_ids,
     "vocabulary size": edit_vocabulary,
     "cut": cut,

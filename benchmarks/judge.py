@@ -5,8 +5,8 @@
                         process held after its imports
     disk, digest        cold reads of the same files with the same buffer, and blake3 over a buffer in memory, in turn
                         with the above; full_ratio_to_limit is against the slower of the two in the same round
-    training_slowdown   a training's median step while worker.judge judges beside it as for a training job, against the
-                        median before and after; _unpaced: at full rate, as when the training has ended
+    training_slowdown   a training on all cores, while worker.judge judges beside it as for a training job, and while
+                        that is stopped, in turn: the median over the pairs
 
 Everything is made in .bench/ and removed afterwards. The last line is one JSON object; medians over the rounds, each
 round's figures beside them.
@@ -18,6 +18,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -37,8 +38,8 @@ from worker.judge import MB_PER_S_BESIDE_TRAINING
 
 PLACE = Path(__file__).resolve().parent.parent / ".bench"
 PIECE = 1 << 24
-WINDOW = 40
-"""Steps before and after the judge; the median of each is compared, since the machine may be shared."""
+WINDOW = 60
+"""Steps with and without the judge that are compared, before the machine's speed has drifted."""
 
 KIMI = DrafterConfig(
     hidden_size=7168,
@@ -176,61 +177,48 @@ def judge_rounds(directory: Path, rounds: int) -> dict:
     }
 
 
-def training(directory: Path, rounds: int) -> dict:
-    """Steps of a small training with and without the judge beside it."""
-    steps = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.steps"], cwd=PLACE.parent, stdout=subprocess.PIPE, text=True
-    )
-    told = Told(steps)
-    paces = {"": ["--max-mb-per-s", str(MB_PER_S_BESIDE_TRAINING)], "_unpaced": []}
-    slowdowns: dict[str, list[float]] = {name: [] for name in paces}
-    seconds: dict[str, list[float]] = {name: [] for name in paces}
-    quiet = []
+def training(directory: Path, pairs: int) -> dict:
+    """Steps of a small training on all cores, while the judge of its last checkpoint works and while it is stopped."""
+    command = [sys.executable, "-m", "benchmarks.steps"]
+    judging = [sys.executable, "-P", "-m", "worker.judge", "--max-mb-per-s", str(MB_PER_S_BESIDE_TRAINING)]
+    forget(directory)
+    judge = subprocess.Popen([*judging, "--", str(directory)], stdout=subprocess.DEVNULL)
+    while bytes_read(judge.pid) < PIECE * 8:  # it has begun to read
+        time.sleep(0.05)
+    judge.send_signal(signal.SIGSTOP)
+    steps = subprocess.Popen(command, cwd=PLACE.parent, stdout=subprocess.PIPE, text=True)
+    beside, alone, ratios, read = [], [], [], 0
     try:
-        told.take(20)
-        for _ in range(rounds):
-            for name, pace in paces.items():
-                before = told.take(WINDOW)
-                forget(directory)
-                beside = told.beside_judge([*pace, "--", str(directory)])
-                after = told.take(WINDOW)
-                quiet += before + after
-                slowdowns[name].append(statistics.median(beside) / statistics.median(before + after) - 1)
-                seconds[name].append(sum(beside))
+        take(steps, 20)
+        for _ in range(pairs):
+            alone.append(take(steps, WINDOW))
+            before = bytes_read(judge.pid)
+            judge.send_signal(signal.SIGCONT)
+            beside.append(take(steps, WINDOW))
+            judge.send_signal(signal.SIGSTOP)
+            read += bytes_read(judge.pid) - before
+            ratios.append(beside[-1] / alone[-1] - 1)
     finally:
-        steps.kill()
-        steps.wait()
-    found = {f"training_slowdown{name}": round(statistics.median(values), 4) for name, values in slowdowns.items()}
-    found |= {f"judge_beside_s{name}": round(statistics.median(values), 1) for name, values in seconds.items()}
-    return found | {
-        "training_slowdowns": {key: [round(value, 4) for value in values] for key, values in slowdowns.items()},
-        "training_step_ms": round(1e3 * statistics.median(quiet), 1),
-        "training_step_noise": round(statistics.stdev(quiet) / statistics.mean(quiet), 3),
+        for process in (steps, judge):
+            process.kill()
+            process.wait()
+    return {
+        "training_slowdown": round(statistics.median(ratios), 4),
+        "training_slowdowns": [round(ratio, 4) for ratio in ratios],
+        "judge_beside_mb_per_s": round(read / sum(beside) / 1e6, 1),
+        "training_step_ms": round(1e3 * statistics.median(alone) / WINDOW, 1),
     }
 
 
-class Told:
-    """What benchmarks.steps prints."""
+def take(steps: subprocess.Popen, count: int) -> float:
+    """Seconds of so many steps."""
+    return sum(float(steps.stdout.readline()) for _ in range(count))
 
-    def __init__(self, steps: subprocess.Popen) -> None:
-        self._steps = steps
 
-    def take(self, count: int) -> list[float]:
-        return [float(self._line()) for _ in range(count)]
-
-    def beside_judge(self, arguments: list[str]) -> list[float]:
-        command = [sys.executable, "-P", "-m", "worker.judge", *arguments]
-        judging, times = subprocess.Popen(command, stdout=subprocess.DEVNULL), []
-        while judging.poll() is None:
-            times.append(float(self._line()))
-        assert judging.returncode == 0
-        return times
-
-    def _line(self) -> str:
-        line = self._steps.stdout.readline().strip()
-        if not line:
-            raise SystemExit("the training ended")
-        return line
+def bytes_read(pid: int) -> int:
+    """Bytes that a process has read so far."""
+    lines = Path(f"/proc/{pid}/io").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("rchar:")).split()[1])
 
 
 def main() -> None:
@@ -244,7 +232,7 @@ def main() -> None:
             shutil.rmtree(PLACE, ignore_errors=True)
             make_checkpoint(directory)
         found = judge_rounds(directory, chosen.rounds)
-        found |= training(directory, chosen.rounds)
+        found |= training(directory, 5 * chosen.rounds)
     finally:
         if not chosen.keep:
             shutil.rmtree(PLACE, ignore_errors=True)

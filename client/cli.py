@@ -13,7 +13,7 @@ from client.data_store import data_app
 from client.outcomes import register, show_dry_run, show_pipeline
 from eagle3_core.contract.durations import parse_duration
 from eagle3_core.contract.plain import plain
-from eagle3_core.contract.priority import step_back
+from eagle3_core.contract.priority import be_nice
 
 app = typer.Typer(
     help="Trains EAGLE-3 drafters as watched jobs.",
@@ -426,7 +426,7 @@ def verify(
         typer.echo(f"eyas: {fault}", err=True)
         raise typer.Exit(MISUSED)
     if level != "quick":
-        step_back()  # a training beside it goes first
+        be_nice()  # a training beside it goes first
     raise typer.Exit(
         judge(
             path,
@@ -462,7 +462,7 @@ def convert(
     """Write a drafter in another format, and judge it: exit status 0 valid, 1 suspect, 2 refused, nothing written."""
     from client.convert import convert as write
 
-    step_back()
+    be_nice()
     raise typer.Exit(write(source, destination, to, verifier, verifier_name, aux_layer_ids, max_mb_per_s, as_json))
 
 
@@ -479,7 +479,7 @@ def diff(
     """Compare what two checkpoints mean: exit status 0 the same, 1 not the same, 2 cannot be compared."""
     from client.convert import diff as compare
 
-    step_back()
+    be_nice()
     raise typer.Exit(compare(one, other, verifier, tolerance, as_json))
 
 

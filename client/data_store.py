@@ -10,7 +10,7 @@ import typer
 
 from client.console import Json, fail, show_json
 from client.data import data_app as data_app
-from eagle3_core.contract.priority import step_back
+from eagle3_core.contract.priority import be_nice
 
 
 @data_app.command()
@@ -38,7 +38,7 @@ def check(
     from eagle3_core.data_check.check import check_data
 
     if level != "quick":
-        step_back()  # a training beside it goes first
+        be_nice()  # a training beside it goes first
     verdict = check_data(
         path, level=level, prepared=prepared, verifier=verifier, slots=slots, max_mb_per_s=max_mb_per_s
     )

@@ -1,15 +1,14 @@
 """Checkpoints judged one after the other while a training goes on, which must not feel it.
 
     small       in a thread of this process, the lowest in priority: done before a process would have started
-    others      in a process of their own, which runs where nobody else wants the core, and reads at a modest rate
-    hurry       nobody trains any more: at full rate, and with some share of the core, which others may fill
+    others      in a process of their own, as low in priority, which reads at a modest rate
+    hurry       nobody trains any more: at full rate
 
 The process is
 
     python -P -m worker.judge CHECKPOINT [--previous DIR] [--verifier DIR] [--expect-drafter] [--max-mb-per-s N]
 
-which prints a Verdict as one line of JSON, and steps back where it is given a rate. Torch is loaded where something is
-judged, not with this module.
+which prints a Verdict as one line of JSON. Torch is loaded where something is judged, not with this module.
 """
 
 import argparse
@@ -25,7 +24,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from eagle3_core.checkpoint.findings import Verdict
-from eagle3_core.contract.priority import be_nice, step_back
+from eagle3_core.contract.priority import be_nice
 
 SMALL_BYTES = 64 << 20
 """Of a checkpoint that a thread reads in less time than a process takes to load torch."""
@@ -173,10 +172,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--expect-drafter", action="store_true")
     parser.add_argument("--max-mb-per-s", type=float)
     asked = parser.parse_args(arguments)
-    if asked.max_mb_per_s is None:
-        be_nice()
-    else:
-        step_back()
+    be_nice()
     sys.stdout.buffer.write(_VERDICT.dump_json(_judge(asked)) + b"\n")
 
 

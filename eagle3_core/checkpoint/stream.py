@@ -3,6 +3,7 @@
     a thread:   read piece 1 | read piece 2 | read piece 3 | ...
     the caller:              | look at 1    | look at 2    | look at 3
 
+Where there is a rate to keep to, the caller reads as well.
 `pread` and no mapping: a mapped file counts as memory of the process, and kills it when it is cut meanwhile.
 """
 
@@ -34,6 +35,11 @@ class Stream:
         self._rate = max_bytes_per_s
         self._began = time.monotonic()
         self._read = 0
+
+    @property
+    def paced(self) -> bool:
+        """Whether there is a rate to keep to: then one thread does it all, and takes a core's share but once."""
+        return self._rate is not None
 
     @contextmanager
     def opened(self, path: Path) -> Iterator["OpenFile"]:
@@ -107,9 +113,9 @@ class OpenFile:
             UnreadableFile: the file ended early or cannot be read.
         """
         stream, size = self._stream, PIECE_BYTES // row_bytes * row_bytes or PIECE_BYTES
-        if end - start <= size:
-            if end > start:
-                yield stream.read(self._path, self._descriptor, start, end - start)
+        if stream.paced or end - start <= size:
+            for offset in range(start, end, size):
+                yield stream.read(self._path, self._descriptor, offset, min(size, end - offset))
             return
         coming = stream.begin(self._path, self._descriptor, start, size)
         try:

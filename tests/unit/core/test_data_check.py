@@ -525,8 +525,8 @@ def test_a_line_of_rows_ends_at_its_line_end_alone(tmp_path: Path, store: Path) 
 
 
 def test_the_commands(tmp_path: Path, store: Path, verifier: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stepped_back: list[bool] = []
-    monkeypatch.setattr(client.data_store, "step_back", lambda: stepped_back.append(True))
+    made_nice: list[bool] = []
+    monkeypatch.setattr(client.data_store, "be_nice", lambda: made_nice.append(True))
 
     def run(*arguments: object) -> tuple[int, str]:
         result = CliRunner().invoke(app, ["data", *map(str, arguments)])
@@ -536,9 +536,9 @@ def test_the_commands(tmp_path: Path, store: Path, verifier: Path, monkeypatch: 
     assert (code, json.loads(text)) == (0, {"verdict": "valid", "level": "full", "findings": []})
     assert "measured" in run("check", store, "--verifier", verifier)[1]
     tiny.spoil_shard(store, 1, lambda tensors: tensors["hidden_states"].zero_())
-    looked = len(stepped_back)
+    looked = len(made_nice)
     assert run("check", store, "--level", "quick")[0] == 0
-    assert len(stepped_back) == looked == 2, "what takes milliseconds waits for nobody"
+    assert len(made_nice) == looked == 2, "what takes milliseconds waits for nobody"
     code, text = run("check", store)
     assert code == 2
     assert "states_all_zero" in text

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import json
-import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -73,8 +72,7 @@ def test_beside_a_training_it_reads_slowly_until_nobody_trains(judge_with, tmp_p
     judge, path = judge_with(), makers.write_drafter(tmp_path)
     submit(judge, path)
     [process] = wait_for(own_judges)
-    policies = wait_for(lambda: os.sched_getscheduler(process.pid) == os.SCHED_IDLE and [process.nice()])
-    assert policies == [19]
+    assert process.nice() == 19
     assert process.cmdline()[-4:] == ["--max-mb-per-s", "0.0001", "--", str(path)]
     assert not judge.ready()
     judge.hurry()

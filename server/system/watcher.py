@@ -169,10 +169,21 @@ class Watcher:
         process.stdout.close()
         process.stdin.close()
         self._left = [*(one for one in self._left if one.poll() is None), process]
-        try:
-            process.wait(DEATH_S)
-        except subprocess.TimeoutExpired:
+        if not _dies(process, DEATH_S):
             logger.error("collector %d does not die of SIGKILL; it is left behind", process.pid)
+
+
+def _dies(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    """Whether a killed process ends in time, whatever the clock does meanwhile; it is reaped then."""
+    if process.poll() is not None:
+        return True
+    descriptor = os.pidfd_open(process.pid)
+    try:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        return bool(poll.poll(seconds * 1000)) and process.poll() is not None
+    finally:
+        os.close(descriptor)
 
 
 def collector_command(paths: Sequence[str]) -> list[str]:

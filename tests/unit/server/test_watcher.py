@@ -202,17 +202,17 @@ def test_the_loop_is_rung_for_a_look_it_waits_for_and_no_other(tmp_path, monkeyp
 
 
 def test_a_failed_look_is_not_the_last_one(monkeypatch, wait_for, caplog):
-    """Waiting for a collector's end fails once, as it does where the clock jumps meanwhile."""
+    """Waiting for a collector's end fails once, as it does where no descriptor is free."""
     waits, lines = [], []
+    whole = watcher._dies
 
-    class Failing(subprocess.Popen):
-        def wait(self, timeout=None):
-            waits.append(timeout)
-            if len(waits) == 1:
-                raise OSError(22, "Invalid argument")
-            return super().wait(timeout)
+    def dies(process, seconds):
+        waits.append(process)
+        if len(waits) == 1:
+            raise OSError(24, "Too many open files")
+        return whole(process, seconds)
 
-    monkeypatch.setattr(watcher, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": Failing}))
+    monkeypatch.setattr(watcher, "_dies", dies)
     made = run("print('a line', flush=True)", lambda line: bool(lines.append(line)) or True)
     try:
         wait_for(lambda: len(waits) >= 3 and len(lines) >= 3)

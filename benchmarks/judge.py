@@ -183,7 +183,8 @@ def training(directory: Path, pairs: int) -> dict:
     judging = [sys.executable, "-P", "-m", "worker.judge", "--max-mb-per-s", str(MB_PER_S_BESIDE_TRAINING)]
     forget(directory)
     judge = subprocess.Popen([*judging, "--", str(directory)], stdout=subprocess.DEVNULL)
-    while bytes_read(judge.pid) < PIECE * 8:  # it has begun to read
+    while bytes_read(judge.pid) < PIECE * 8:  # until it has begun to read
+        assert judge.poll() is None, "the judge ended"
         time.sleep(0.05)
     judge.send_signal(signal.SIGSTOP)
     steps = subprocess.Popen(command, cwd=PLACE.parent, stdout=subprocess.PIPE, text=True)

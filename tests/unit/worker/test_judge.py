@@ -117,7 +117,7 @@ def test_letting_it_go_ends_its_process_at_once(judge_with, tmp_path, wait_for, 
 
 
 def test_a_training_has_large_checkpoints_judged_by_a_process(tmp_path, monkeypatch):
-    """With the rate it keeps to beside a training; the last of them as fast as can be."""
+    """The last of them at full rate, since nobody trains any more."""
     started: list[list[str]] = []
     popen = subprocess.Popen
 
@@ -138,3 +138,4 @@ def test_a_training_has_large_checkpoints_judged_by_a_process(tmp_path, monkeypa
     assert [(Path(one["path"]).name, one["verdict"]) for one in verdicts] == [("0", "valid"), ("1", "valid")]
     assert {command[-1] for command in started} == {str(tmp_path / "out" / name) for name in "01"}
     assert all("--verifier" in command and "--expect-drafter" in command for command in started)
+    assert "--max-mb-per-s" not in started[-1]

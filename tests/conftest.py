@@ -18,10 +18,14 @@ import pytest
 from client.http import EyasClient
 from eagle3_core.contract import proctree
 from tests import forked
-from tests.disks import SmallDisk, cannot_mount
+from tests.disks import SmallDisk, cannot_mount, own_mounts
 
 LIMIT_S = 60.0
 T = TypeVar("T")
+
+
+def pytest_configure() -> None:
+    own_mounts()  # before the first process is started
 
 
 class WaitFor(Protocol):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tests.chaos.daemon import libfaketime
 from tests.chaos.run import run
+from tests.disks import own_mounts
 
 parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
 parser.add_argument("--rounds", type=int, default=200)
@@ -28,6 +29,7 @@ if os.geteuid() != 0:
     print("no full disks: mounting a small one needs root", flush=True)
 if shutil.which("cc") is None:
     print("no failing NVML: there is no C compiler to make the library of the fake GPUs", flush=True)
+own_mounts()
 figures, faults = run(place, arguments.rounds, seed)
 for line in faults:
     print(line)

@@ -6,7 +6,6 @@ import os
 import subprocess
 from pathlib import Path
 
-
 _CLONE_NEWNS = 0x20000
 
 

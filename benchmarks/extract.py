@@ -34,7 +34,7 @@ from safetensors.torch import save_file
 from benchmarks.fp8 import effect
 from benchmarks.stages import run_stage
 from eagle3_core.contract.prepared_files import PreparedManifest
-from eagle3_core.contract.verifier_files import tokenizer_fingerprint
+from eagle3_core.contract.verifier_files import VerifierFiles, tokenizer_fingerprint
 from eagle3_core.data.conversations import TokenRow
 from eagle3_core.data.prepared import RowWriter, load_prepared, save_manifest
 from eagle3_core.data.tokens import MaskedRow
@@ -100,8 +100,8 @@ def forget_peak() -> int:
 def ours(verifier: Path, prepared: Path, out: Path) -> dict[str, float]:
     loaded = {}
 
-    def check_and_look(*given: Any) -> None:
-        check_logits(*given)  # the first forward pass, which brings the weights into memory
+    def check_and_look(files: VerifierFiles, model: torch.nn.Module, token_ids: torch.Tensor) -> None:
+        check_logits(files, model, token_ids)  # the first forward pass, which brings the weights into memory
         loaded["rss"] = forget_peak()
 
     extract.check_logits = check_and_look
@@ -163,7 +163,7 @@ def measure(variant: str, verifier: Path) -> dict[str, float]:
     command = [sys.executable, "-m", "benchmarks.extract", "--variant", variant, "--verifier", str(verifier)]
     done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
     shutil.rmtree(out)
-    return json.loads(done.stdout.splitlines()[-1])
+    return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
 def speeds(verifier: Path, rounds: int, tokens: int) -> dict[str, Any]:

@@ -112,11 +112,13 @@ def judge(verifier: Path, directory: Path, checkpoint: Path) -> dict[str, float]
     """Loss and acceptance length over the rows of a store."""
     files, states = read_verifier_files(verifier), HiddenStateStore(directory)
     drafter = load_drafter(checkpoint, files, CPU)
-    told = {"verifier": verifier, "data_dir": directory, "vocab_map_dir": checkpoint}
-    params = TrainParams(**{name: str(path) for name, path in told.items()}, max_seq_len=MAX_SEQ_LEN)
+    params = TrainParams(
+        verifier=str(verifier), data_dir=str(directory), vocab_map_dir=str(checkpoint), max_seq_len=MAX_SEQ_LEN
+    )
     rows = [row for row, (_, mask) in enumerate(states.masks()) if counted_rows(mask, 1).any()]
     head = make_target_head(load_verifier_weights(files, drafter.draft_to_target()), "pre_norm", CPU)
     metrics = Trainer(params, drafter, head, states, rows[:1], rows, CPU).validate(lambda: None)
+    assert metrics is not None
     counts = RoundCounts(SPECULATIVE_TOKENS)
     for number in rows:
         row = states.read(number)

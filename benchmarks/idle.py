@@ -12,8 +12,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -24,7 +26,7 @@ PULSE_S = 2.0
 
 
 @contextmanager
-def daemon(place: Path, **settings: str):
+def daemon(place: Path, **settings: str) -> Iterator[tuple[psutil.Process, EyasClient]]:
     """A daemon over an empty state directory whose `validate` stage follows a plan; its process and a client."""
     root = place / "root"
     root.mkdir()
@@ -45,7 +47,8 @@ def daemon(place: Path, **settings: str):
         process.wait(30)
 
 
-def wait_until(look, limit_s):
+def wait_until(look: Callable[[], object], limit_s: float) -> None:
+    """Poll until `look` answers something true."""
     end = time.monotonic() + limit_s
     while not look():
         if time.monotonic() > end:
@@ -53,7 +56,7 @@ def wait_until(look, limit_s):
         time.sleep(0.1)
 
 
-def planned(root: Path, name: str, *plan) -> dict:
+def planned(root: Path, name: str, *plan: object) -> dict[str, Any]:
     """A request for a job that follows the plan."""
     directory = root / name
     directory.mkdir()
@@ -80,7 +83,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=60.0)
     chosen = parser.parse_args()
-    found = {"jobs": chosen.jobs, "seconds": chosen.seconds}
+    found: dict[str, Any] = {"jobs": chosen.jobs, "seconds": chosen.seconds}
     with (
         tempfile.TemporaryDirectory() as place,
         daemon(Path(place), EYAS_MAX_RUNNING=str(chosen.jobs)) as (process, client),

@@ -24,6 +24,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import blake3
 import safetensors
@@ -138,17 +139,18 @@ def digest_rate(pieces: int = 128) -> float:
     return pieces * PIECE / (time.perf_counter() - began) / 1e9
 
 
-def run(code: str, directory: Path) -> dict:
+def run(code: str, directory: Path) -> dict[str, Any]:
     command = [sys.executable, "-P", "-c", code, str(directory)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
-    answer = json.loads(done.stdout)
+    answer = dict(json.loads(done.stdout))
     assert answer["verdict"] == "valid", answer
     return answer
 
 
-def judge_rounds(directory: Path, rounds: int) -> dict:
+def judge_rounds(directory: Path, rounds: int) -> dict[str, Any]:
     size = sum(file.stat().st_size for file in directory.iterdir())
-    found = {key: [] for key in ("quick_ms", "quick_import_ms", "disk", "digest", "full", "ratio", "cpu", "rss")}
+    names = ("quick_ms", "quick_import_ms", "disk", "digest", "full", "ratio", "cpu", "rss")
+    found: dict[str, list[float]] = {name: [] for name in names}
     for _ in range(rounds):
         quick = run(QUICK, directory)
         assert not quick["torch"]
@@ -177,7 +179,7 @@ def judge_rounds(directory: Path, rounds: int) -> dict:
     }
 
 
-def training(directory: Path, pairs: int) -> dict:
+def training(directory: Path, pairs: int) -> dict[str, Any]:
     """Steps of a small training on all cores, while the judge of its last checkpoint works and while it is stopped."""
     command = [sys.executable, "-m", "benchmarks.steps"]
     judging = [sys.executable, "-P", "-m", "worker.judge", "--max-mb-per-s", str(MB_PER_S_BESIDE_TRAINING)]
@@ -211,9 +213,10 @@ def training(directory: Path, pairs: int) -> dict:
     }
 
 
-def take(steps: subprocess.Popen, count: int) -> float:
+def take(steps: subprocess.Popen[str], count: int) -> float:
     """Seconds of so many steps."""
-    return sum(float(steps.stdout.readline()) for _ in range(count))
+    assert steps.stdout
+    return sum((float(steps.stdout.readline()) for _ in range(count)), 0.0)
 
 
 def bytes_read(pid: int) -> int:

@@ -57,5 +57,6 @@ def _asked(venv: Path, package: str) -> list[str]:
     """What pip is asked for: the package itself, or all that an installed one requires, torch and its kin excepted."""
     if not package.startswith(_REQUIREMENTS):
         return [package]
-    command = [venv / "bin/python", "-c", _LIST_REQUIREMENTS, package.removeprefix(_REQUIREMENTS)]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    command = [str(venv / "bin/python"), "-c", _LIST_REQUIREMENTS, package.removeprefix(_REQUIREMENTS)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return done.stdout.splitlines()

@@ -14,11 +14,13 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 import transformers
+from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from eagle3_core.contract.events import EventWriter
@@ -57,7 +59,7 @@ def make_weights_fit(verifier: Path, vocab_size: int) -> None:
     tensors = tiny.verifier_tensors()
     for name in ("model.embed_tokens.weight", "lm_head.weight"):
         tensors[name] = tensors[name].new_zeros(vocab_size, tiny.HIDDEN)
-    tiny.save_file(tensors, verifier / "model.safetensors", metadata={"format": "pt"})
+    save_file(tensors, verifier / "model.safetensors", metadata={"format": "pt"})
 
 
 def documents() -> list[Path]:
@@ -119,7 +121,7 @@ def measure(place: Path, verifier: Path | None, rows: int, rounds: int) -> dict[
     ours, theirs = [], []
     for number in range(rounds):
         theirs.append(timed(encode))
-        ours.append(timed(lambda number=number: run_stage(place, verifier, source, number)))
+        ours.append(timed(partial(run_stage, place, verifier, source, number)))
     (our_wall, our_cpu), (their_wall, their_cpu) = (
         [statistics.median(column) for column in zip(*rates, strict=True)] for rates in (ours, theirs)
     )

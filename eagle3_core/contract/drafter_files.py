@@ -43,10 +43,10 @@ _SCALING: dict[str, tuple[str, ...]] = {
     "dynamic": ("factor",),
     "yarn": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "longrope": ("short_factor", "long_factor", "original_max_position_embeddings"),
 }
 """What each kind of rope cannot be computed without."""
 
-_SCALING_NUMBERS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 _TWICE = frozenset({"rope_base_conflict", "rope_type_conflict", "rope_section_conflict"})
 
 
@@ -188,8 +188,13 @@ def _drafter_config(
         raise CheckpointError(f"{file}: num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}")
     ids = _aux_ids(file, whole, nested, notes, faults)
     head_dim = _number(file, sizes, "head_dim") or hidden // heads
+    flags = {flag: _flag(file, flag, whole, nested, notes) for flag in FLAGS}
+    if flags["norm_before_fc"] and flags["fc_norm"]:
+        faults.append("norm_before_fc and fc_norm are both true: they exclude each other")
     try:
         mla = _mla(file, whole, sizes)
+        if mla is None and head_dim % 2:
+            raise CheckpointError(f"{file}: head_dim is {head_dim}, and channels are rotated in pairs")
         rope = _rope(file, sizes, notes, faults)
         return DrafterConfig(
             hidden_size=hidden,
@@ -215,7 +220,7 @@ def _drafter_config(
             own_embedding=_truth(file, whole, "embed_requires_grad"),
             bos_token_id=sizes.get("bos_token_id"),
             eos_token_id=sizes.get("eos_token_id"),
-            **{flag: _flag(file, flag, whole, nested, notes) for flag in FLAGS},
+            **flags,
         )
     except ValidationError as error:
         first = error.errors()[0]
@@ -226,7 +231,7 @@ def _drafter_config(
 
 
 def _rope(file: Path, sizes: Mapping[str, Any], notes: list[str], faults: list[str]) -> dict[str, Any]:
-    """The rotation, with the numbers its kind needs."""
+    """The rotation, with all that its kind needs."""
     rope, warnings = normalise_rope(sizes, str(file))
     for code, message in warnings:
         if code in _TWICE:
@@ -234,12 +239,8 @@ def _rope(file: Path, sizes: Mapping[str, Any], notes: list[str], faults: list[s
         else:
             notes.append(message)
     kind = rope["rope_type"]
-    for key in _SCALING_NUMBERS:
-        value = rope.get(key)
-        if value is None and key in _SCALING.get(kind, ()):
-            raise CheckpointError(f"{file}: {key} is missing, which rope_type {kind} needs")
-        if value is not None and not (type(value) in (int, float) and value > 0):
-            raise CheckpointError(f"{file}: {key} of rope is {value!r}, not a positive number")
+    if missing := [key for key in _SCALING.get(kind, ()) if key not in rope]:
+        raise CheckpointError(f"{file}: {missing[0]} is missing, which rope_type {kind} needs")
     return rope
 
 

@@ -226,7 +226,10 @@ def _split(context: StageContext, params: TrainParams, store: HiddenStateStore) 
     train, val = split_by_prompt([entry.prompt for entry in store.entries], params.val_ratio, params.seed)
     train, val = [row for row in train if usable[row]], [row for row in val if usable[row]]
     if not train:
-        raise BadData(f"{params.data_dir}: no row is left to train on")
+        raise BadData(
+            f"{params.data_dir}: no row is left to train on: of {len(store)} rows {dropped} have no answer within "
+            f"max_seq_len {params.max_seq_len}, the others are held out (val_ratio {params.val_ratio})"
+        )
     if params.val_ratio and not val:
         context.warn("no_validation", "the data holds a single prompt, or none held out has an answer: no validation")
     return train, val

@@ -33,6 +33,7 @@ _QWEN3_CLASS = "Eagle3Qwen3ForCausalLM"
 
 _MLA_TYPES = ("deepseek_v2", "deepseek_v3", "kimi_k2", "kimi_k25")
 _MAX_LAYERS = 256
+_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt")
 KEPT_KEY = "eyas_verifier"
 """Where our flat configs keep what the speculators format says of the verifier."""
 
@@ -149,7 +150,23 @@ def describe_drafter(path: Path) -> DrafterSource:
 
 
 def _config_file(path: Path) -> Path:
-    return path if path.is_file() else path / "config.json"
+    """config.json of a directory, or the file itself.
+
+    Raises:
+        CheckpointError: a weight file, or a directory of checkpoints.
+    """
+    if path.is_file():
+        if path.suffix in _WEIGHT_SUFFIXES:
+            raise CheckpointError(f"{path} is a file of weights; give the directory that holds it and config.json")
+        return path
+    file = path / "config.json"
+    if not file.exists() and path.is_dir():
+        epochs = sorted(int(inner.name) for inner in path.iterdir() if inner.name.isascii() and inner.name.isdigit())
+        if epochs:
+            raise CheckpointError(
+                f"{path} is a directory of checkpoints; give one of them, such as {path / str(epochs[-1])}"
+            )
+    return file
 
 
 def _by_speculators_0_3(whole: Mapping[str, Any]) -> bool:

@@ -1,6 +1,5 @@
 """train: hidden states -> an EAGLE-3 drafter; one judged checkpoint an epoch."""
 
-import itertools
 import time
 from contextlib import closing
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from eagle3_core.data.split import split_by_prompt
 from eagle3_core.data.store import HiddenStateStore
 from eagle3_core.errors import BadData, CheckpointError
 from eagle3_core.training.outside import Outside, count_outside, make_outside
-from eagle3_core.training.resume import WITHIN_EPOCH, find_latest, restore
+from eagle3_core.training.resume import WITHIN_EPOCH, move_aside, restore, search
 from eagle3_core.training.setup import (
     build_drafter,
     choose_vocab_map,
@@ -81,13 +80,12 @@ def _train(context: StageContext, training: Run) -> list[dict[str, Any]]:
 
 def _go_on(context: StageContext, training: Run) -> None:
     """Bring back the state of this job's latest sound checkpoint, and move unsound ones out of the way."""
-    found = find_latest(context.output_dir)
+    found, passed_over = search(context.output_dir)
+    for path, why in passed_over:
+        context.warn("checkpoint_passed_over", f"{path} is not gone on from, and renamed: {why}")
+        move_aside(path)
     if found is None:
         return
-    for path, why in found.passed_over:
-        context.warn("checkpoint_passed_over", f"{path} is not gone on from, and renamed: {why}")
-        names = (path.with_name(f"{path.name}.unsound{number or ''}") for number in itertools.count())
-        path.rename(next(name for name in names if not name.exists()))
     restore(training.trainer, found)
     training.keeper.go_on_from(found.path, found.step)
     position = training.trainer.position

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from eagle3_core.contract.drafter_config import MLA, DrafterConfig
 from eagle3_core.contract.drafter_keys import misspelt, null, peculiar
 from eagle3_core.contract.jsonfiles import read_json_object
+from eagle3_core.contract.other_models import kind_by_config, kind_by_names
 from eagle3_core.contract.rope import normalise_rope
 from eagle3_core.contract.weight_files import read_weight_files
 from eagle3_core.errors import BadInput, CheckpointError, NotADrafter
@@ -33,6 +34,7 @@ _QWEN3_CLASS = "Eagle3Qwen3ForCausalLM"
 
 _MLA_TYPES = ("deepseek_v2", "deepseek_v3", "kimi_k2", "kimi_k25")
 _MAX_LAYERS = 256
+_NOT_ONE = "not an EAGLE-3 drafter:"
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt")
 KEPT_KEY = "eyas_verifier"
 """Where our flat configs keep what the speculators format says of the verifier."""
@@ -112,7 +114,7 @@ def describe_drafter(path: Path) -> DrafterSource:
     speculators = "speculators_config" in whole or "speculators_model_type" in whole
     kind = whole.get("speculators_model_type")
     if kind not in (None, "eagle3"):
-        raise NotADrafter(f"{file}: speculators_model_type is {kind!r}, not 'eagle3'")
+        raise NotADrafter(f"{file}: {_NOT_ONE} {kind_by_names([str(kind)]) or f'speculators_model_type is {kind!r}'}")
     sizes = whole.get("transformer_layer_config") if speculators else whole
     if not isinstance(sizes, dict):
         raise CheckpointError(f"{file}: transformer_layer_config is {sizes!r}, not an object")
@@ -178,11 +180,11 @@ def _hf_format(file: Path, whole: Mapping[str, Any], nested: Mapping[str, Any], 
         return "modelopt"
     if any("eagle3" in name.lower() for name in names):
         return "specforge" if names[0] == "LlamaForCausalLMEagle3" else "hf-eagle3"
-    if "draft_vocab_size" in whole:
+    other = kind_by_names(names)
+    if other is None and "draft_vocab_size" in whole:
         return "official-eagle"
-    raise NotADrafter(
-        f"{file}: not an EAGLE-3 drafter: no speculators_config, no draft_vocab_size, and architectures is {names}"
-    )
+    told = f"no speculators_config, no draft_vocab_size, and architectures is {names}"
+    raise NotADrafter(f"{file}: {_NOT_ONE} {other or kind_by_config(whole) or told}")
 
 
 def _drafter_config(

@@ -86,13 +86,14 @@ def _inspect_drafter(report: Report, directory: Path, verifier: Path | None) -> 
     weights = _open(report, directory)
     if weights is None:
         return Inspected(directory, manifest, source)
-    if kind := kind_by_tensors({name: entry.shape for name, entry in weights.entries.items()}):
+    kind = kind_by_tensors({name: entry.shape for name, entry in weights.entries.items()})
+    if kind is not None:
         report.add("other_model", f"its tensors are those of {kind}", file=weights.files[0])
     check_strays(report, directory, weights, manifest)
     targets = parts = None
     if source is not None:
         check_config(report, directory, source, weights)
-        sound = check_names(report, directory, source, weights)
+        sound = check_names(report, directory, source, weights) if kind is None else set()
         targets = check_map(report, source, weights, sound)
         if verifier is not None:
             parts = check_against_verifier(report, directory, source, verifier)

@@ -1,5 +1,6 @@
 """train: hidden states -> an EAGLE-3 drafter; one judged checkpoint an epoch."""
 
+import math
 import time
 from contextlib import closing
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from eagle3_core.training.setup import (
 )
 from eagle3_core.training.trainer import StepReport, Trainer
 from eagle3_core.training.ttt import counted_rows
-from eagle3_core.verifier.tensors import load_verifier_weights
+from eagle3_core.verifier.tensors import load_verifier_weights, output_fingerprint
 from worker.checkpoints import CheckpointKeeper
 from worker.context import StageContext, StageResult, Stopped
 from worker.device import pick_device
@@ -109,6 +110,12 @@ def _set_up(context: StageContext, params: TrainParams) -> Run:
         context.warn(
             "verifier_differs",
             f"data_dir was extracted from {store.meta.verifier}, whose config is not that of {params.verifier}",
+        )
+    elif store.meta.output_fingerprint not in (None, output_fingerprint(files)):
+        context.warn(
+            "verifier_differs",
+            f"data_dir was extracted from {store.meta.verifier}, whose embedding, head or final norm has other values "
+            f"than that of {params.verifier}: targets would be another verifier's",
         )
     _judge_source(context, params)
     source = read_source(params)
@@ -269,8 +276,20 @@ def _one_epoch(context: StageContext, training: Run) -> dict[str, Any]:
         "val": val,
     }
     context.events.write("epoch", **event)
+    _warn_of_chance(context, training, val or train)
     print(f"epoch {epoch}: train {_brief(train)} in {train_s:.1f} s; validation {_brief(val)} in {val_s:.1f} s")
     return event
+
+
+def _warn_of_chance(context: StageContext, training: Run, metrics: dict[str, Any]) -> None:
+    """Say so where a drafter that guesses would do better, as one does whose learning rate was too high."""
+    first, chance = metrics["loss_per_step"][0], math.log(training.trainer.drafter.config.draft_vocab_size)
+    if training.params.loss == {"forward_kl": 1.0} and first is not None and first > chance:
+        context.warn(
+            "worse_than_chance",
+            f"the loss of the first step is {first:.4g} nats, guessing gives {chance:.3g} at most: lower lr, or look "
+            "at the data and at the layers it was extracted from",
+        )
 
 
 def _brief(metrics: dict[str, Any] | None) -> str:

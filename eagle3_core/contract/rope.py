@@ -31,6 +31,7 @@ _LEAST = {
 }
 """Scaling fields that are numbers, and what none of them is below; zero where readers take it for a default."""
 
+_LARGEST = 1e12
 _LISTS = ("short_factor", "long_factor")
 
 _OF_A_SECTION = frozenset({"rope_type", "type", "rope_theta", "factor"})
@@ -86,7 +87,9 @@ def _check_numbers(rope: Mapping[str, Any], where: str) -> None:
     """Refuse a scaling field that is no number a rotation can be computed from."""
     for key in sorted(rope.keys() & _LEAST.keys()):
         if not _is_number(rope[key]) or rope[key] < _LEAST[key]:
-            raise BadInput(f"{where}: {key} of rope is {rope[key]!r:.80}, not a number of at least {_LEAST[key]}")
+            raise BadInput(
+                f"{where}: {key} of rope is {rope[key]!r:.80}, not a number from {_LEAST[key]} to {_LARGEST:g}"
+            )
     for key in _LISTS:
         values = rope.get(key, [1.0])
         if not isinstance(values, list) or not values or not all(_is_number(value) and value > 0 for value in values):
@@ -94,7 +97,7 @@ def _check_numbers(rope: Mapping[str, Any], where: str) -> None:
 
 
 def _is_number(value: object) -> TypeGuard[int | float]:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < float("inf")
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < _LARGEST
 
 
 def _section(config: Mapping[str, Any], where: str) -> tuple[dict[str, Any], str]:

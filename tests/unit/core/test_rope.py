@@ -90,8 +90,9 @@ def test_a_factor_left_to_the_reader_is_the_ratio_of_the_lengths() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"factor": "32"}, "factor of rope is '32', not a number of at least"),
+        ({"factor": "32"}, "factor of rope is '32', not a number from"),
         ({"beta_fast": -2}, "beta_fast of rope is -2"),
+        ({"beta_slow": 1e308}, "beta_slow of rope is 1e\\+308"),
         ({"mscale": "much"}, "mscale of rope is 'much'"),
         ({"attention_factor": True}, "attention_factor of rope is True"),
         ({"original_max_position_embeddings": 1}, "original_max_position_embeddings of rope is 1"),

@@ -146,6 +146,8 @@ def _set_up(context: StageContext, params: TrainParams) -> Run:
     if outside is not None and params.outside_vocab == "keep":
         _count_outside(context, params, store, val_rows or train_rows[: len(train_rows) // 10 + 1], outside)
         outside = None
+    elif outside is not None:
+        _count_outside(context, params, store, train_rows, outside)
     trainer = Trainer(params, drafter, head, store, train_rows, val_rows, device, outside)
     if shape.config.own_embedding:
         context.warn(
@@ -243,12 +245,19 @@ def _split(context: StageContext, params: TrainParams, store: HiddenStateStore) 
 def _count_outside(
     context: StageContext, params: TrainParams, store: HiddenStateStore, rows: list[int], outside: Outside
 ) -> None:
-    """Say how often the verifier chooses a token the drafter cannot propose."""
+    """Say how often the verifier chooses a token the drafter cannot propose; refuse to skip all there is."""
     found, seen = count_outside(store, rows, params.max_seq_len, outside)
+    told = f"the verifier's first choice is outside the draft vocabulary for {found:,} of {seen:,} rows looked at"
+    skipped = params.outside_vocab == "skip"
+    if skipped and found == seen:
+        raise BadData(
+            f"{params.data_dir}: {told}, and outside_vocab skip leaves them out: nothing would be learned; prepare "
+            "with a larger draft_vocab_size, or look whether the vocabulary map is of this data"
+        )
+    does = "skip leaves them out" if skipped else "keep scores them on what it says of the tokens inside"
     context.report(
         "outside_vocab",
-        f"the verifier's first choice is outside the draft vocabulary for {found:,} of {seen:,} rows looked at "
-        f"({found / seen:.2%}); outside_vocab keep scores them on what it says of the tokens inside",
+        f"{told} ({found / seen:.2%}); outside_vocab {does}",
         outside=found,
         rows=seen,
     )

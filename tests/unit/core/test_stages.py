@@ -320,3 +320,15 @@ def test_a_verifier_that_would_spoil_every_loss_is_named_and_the_data_is_not(
 def test_a_drafter_that_guessing_would_beat_is_told(bench: Bench, inputs: dict[str, Any]) -> None:
     bench.run("train", **{**inputs, "lr": 10.0, "warmup_ratio": 0.0})
     assert "worse_than_chance" in bench.warned()
+
+
+def test_skipping_every_row_is_refused_before_hours_of_nothing(bench: Bench, inputs: dict[str, Any]) -> None:
+    few = tiny.make_vocab_map(bench.root / "few", inputs["data_dir"], 2)
+    bench.run("train", **{**inputs, "vocab_map_dir": few})
+    with pytest.raises(
+        BadData, match="for .* of .* rows looked at, and outside_vocab skip .*: nothing would be learned"
+    ):
+        bench.run("train", **{**inputs, "vocab_map_dir": few, "outside_vocab": "skip"})
+    bench.run("train", **{**inputs, "outside_vocab": "skip"})
+    [report] = [event for event in bench.events("report") if event["title"] == "outside_vocab"]
+    assert report["text"].endswith("outside_vocab skip leaves them out")

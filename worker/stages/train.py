@@ -13,7 +13,7 @@ from eagle3_core.checkpoint.format import DrafterSource
 from eagle3_core.checkpoint.judge import judge
 from eagle3_core.contract.params import TrainParams
 from eagle3_core.contract.prepared_files import MANIFEST, load_manifest
-from eagle3_core.contract.verifier_files import config_fingerprint, read_verifier_files
+from eagle3_core.contract.verifier_files import VerifierFiles, config_fingerprint, read_verifier_files
 from eagle3_core.data.split import split_by_prompt
 from eagle3_core.data.store import HiddenStateStore
 from eagle3_core.errors import BadData, CheckpointError
@@ -106,17 +106,7 @@ def _set_up(context: StageContext, params: TrainParams) -> Run:
     for code, message in files.warnings:
         context.warn(code, message)
     store = HiddenStateStore(Path(params.data_dir))
-    if store.meta.config_fingerprint != config_fingerprint(Path(params.verifier)):
-        context.warn(
-            "verifier_differs",
-            f"data_dir was extracted from {store.meta.verifier}, whose config is not that of {params.verifier}",
-        )
-    elif store.meta.output_fingerprint not in (None, output_fingerprint(files)):
-        context.warn(
-            "verifier_differs",
-            f"data_dir was extracted from {store.meta.verifier}, whose embedding, head or final norm has other values "
-            f"than that of {params.verifier}: targets would be another verifier's",
-        )
+    _compare_verifier(context, params, store, files)
     _judge_source(context, params)
     source = read_source(params)
     vocab_map = choose_vocab_map(params, files, None if source is None else source[1])
@@ -168,6 +158,23 @@ def _set_up(context: StageContext, params: TrainParams) -> Run:
         epochs=params.epochs,
     )
     return Run(params, trainer, CheckpointKeeper(context, params, files, shape))
+
+
+def _compare_verifier(
+    context: StageContext, params: TrainParams, store: HiddenStateStore, files: VerifierFiles
+) -> None:
+    """Say so where the states are not this verifier's, as far as its config and its last parts tell."""
+    if store.meta.config_fingerprint != config_fingerprint(Path(params.verifier)):
+        context.warn(
+            "verifier_differs",
+            f"data_dir was extracted from {store.meta.verifier}, whose config is not that of {params.verifier}",
+        )
+    elif store.meta.output_fingerprint not in (None, output_fingerprint(files)):
+        context.warn(
+            "verifier_differs",
+            f"data_dir was extracted from {store.meta.verifier}, whose embedding, head or final norm has other values "
+            f"than that of {params.verifier}: targets would be another verifier's",
+        )
 
 
 def _judge_source(context: StageContext, params: TrainParams) -> None:

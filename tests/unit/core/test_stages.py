@@ -326,7 +326,7 @@ def test_skipping_every_row_is_refused_before_hours_of_nothing(bench: Bench, inp
     few = tiny.make_vocab_map(bench.root / "few", inputs["data_dir"], 2)
     bench.run("train", **{**inputs, "vocab_map_dir": few})
     with pytest.raises(
-        BadData, match="for .* of .* rows looked at, and outside_vocab skip .*: nothing would be learned"
+        BadData, match=r"for .* of .* rows looked at, and outside_vocab skip .*: nothing would be learned"
     ):
         bench.run("train", **{**inputs, "vocab_map_dir": few, "outside_vocab": "skip"})
     bench.run("train", **{**inputs, "outside_vocab": "skip"})

@@ -261,10 +261,11 @@ def _count_outside(
             f"{params.data_dir}: {told}, and outside_vocab skip leaves them out: nothing would be learned; prepare "
             "with a larger draft_vocab_size, or look whether the vocabulary map is of this data"
         )
-    does = "skip leaves them out" if skipped else "keep scores them on what it says of the tokens inside"
+    if skipped:
+        return  # every epoch counts them
     context.report(
         "outside_vocab",
-        f"{told} ({found / seen:.2%}); outside_vocab {does}",
+        f"{told} ({found / seen:.2%}); outside_vocab keep scores them on what it says of the tokens inside",
         outside=found,
         rows=seen,
     )

@@ -165,7 +165,7 @@ class _Deep:
         """Load everything as a resumed run does, and make one step."""
         if self._manifest is None or self._manifest.step is None or "position" not in self._extra:
             return
-        found = Found(self._path, self._manifest.step, self._extra["position"], ())
+        found = Found(self._path, self._manifest.step, self._extra["position"])
         before = {name: parameter.detach().clone() for name, parameter in trainer.drafter.named_parameters()}
         try:
             restore(trainer, found)

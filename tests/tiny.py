@@ -15,6 +15,7 @@ from eagle3_core.data.conversations import TokenRow
 from eagle3_core.data.store import HiddenStateStore
 from eagle3_core.data.store_writer import UnfinishedStore, stored_form
 from eagle3_core.model.vocab_map import build_vocab_map, save_vocab_map
+from eagle3_core.verifier.tensors import output_fingerprint
 
 HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 32, 64, 8, 4, 2, 8
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -178,6 +179,7 @@ def make_store(
     values: dict[str, Any] = {
         "verifier": str(verifier),
         "config_fingerprint": config_fingerprint(verifier),
+        "output_fingerprint": output_fingerprint(files),
         "tokenizer_fingerprint": tokenizer_fingerprint(verifier),
         "hidden_size": files.hidden_size,
         "num_hidden_layers": files.num_hidden_layers,

@@ -12,7 +12,7 @@ from eagle3_core.contract.params import TrainParams
 from eagle3_core.contract.store_files import INDEX as STORE_INDEX
 from eagle3_core.contract.verifier_files import VerifierFiles
 from eagle3_core.errors import InvalidCheckpoint
-from eagle3_core.training.resume import describe_position
+from eagle3_core.training.resume import checkpoints, describe_position, move_aside
 from eagle3_core.training.setup import Shape
 from eagle3_core.training.trainer import Trainer
 from worker.context import StageContext
@@ -46,8 +46,8 @@ class CheckpointKeeper:
             trainer: what is saved.
             val_loss: of the epoch that it ends, in nats.
         """
-        if (self._context.output_dir / name).exists():
-            return  # stopped again at the very step it had gone on from
+        if self._is_there(self._context.output_dir / name, trainer.step):
+            return
         if len(self._judge) >= MOST_UNJUDGED:
             self._wait(MOST_UNJUDGED - 1, self._params.on_invalid_checkpoint == "stop")
         self._context.phase("saving")
@@ -71,6 +71,16 @@ class CheckpointKeeper:
         print(f"checkpoint {path}: {size / 1e6:.1f} MB", flush=True)
         self._judge.submit(path, size)
         self.latest, self.latest_step = path, trainer.step
+
+    def _is_there(self, path: Path, step: int) -> bool:
+        """Whether that checkpoint exists; what else bears its name is moved out of the way."""
+        if any((step, path) == (there, one) for there, one, _ in checkpoints(path.parent)):
+            return True  # stopped again at the very step it had gone on from
+        if path.exists() or path.is_symlink():
+            self._context.warn(
+                "name_taken", f"{path} is no checkpoint of this step, and was renamed {move_aside(path)}"
+            )
+        return False
 
     def go_on_from(self, path: Path, step: int) -> None:
         """The checkpoint that a further attempt starts at: sound, though perhaps nobody was told so yet."""

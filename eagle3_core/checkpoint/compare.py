@@ -9,6 +9,7 @@ Both are read piece by piece; memory does not grow with their size.
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ _STEP = PIECE_BYTES // 8
 
 @dataclass(frozen=True)
 class Difference:
-    """One thing that is not the same: a config key, `d2t`, or a tensor; `max_abs` where values differ."""
+    """One thing that is not the same: a config key, `d2t`, or a tensor; `max_abs` where values differ by a number."""
 
     what: str
     message: str
@@ -140,7 +141,9 @@ def _tensors(a: Meaning, b: Meaning, name: str, tolerance: float, notes: list[st
     largest, count = _largest(raw)
     if count and not largest <= tolerance:
         kinds = f" ({dtypes[0]} and {dtypes[1]})" if dtypes[0] != dtypes[1] else ""
-        return Difference(name, f"{count} values differ, by {largest:.6g} at most{kinds}", largest)
+        return Difference(
+            name, f"{count} values differ, by {largest:.6g} at most{kinds}", largest if isfinite(largest) else None
+        )
     if count:
         notes.append(f"{name}: {count} values differ, by {largest:.6g} at most")
     elif dtypes[0] != dtypes[1]:

@@ -107,11 +107,13 @@ def convert(
 
     Raises:
         CheckpointError: the source is damaged or unclear, or the format cannot express it; nothing is written.
-        BadInput: the destination is not empty, or the verifier lacks what is needed.
+        BadInput: the destination is not empty or inside of the source, or the verifier lacks what is needed.
         OSError: the disk is full or the like; nothing is left behind.
     """
     _check_destination(destination)
     meaning = read_meaning(source, verifier, aux_layer_ids)
+    if meaning.path.resolve() in destination.resolve().parents:
+        raise BadInput(f"{destination}: lies inside the checkpoint that is read. Name another directory")
     plan = _plan(meaning, target, verifier, verifier_name)
     stream = Stream(None if max_mb_per_s is None else max_mb_per_s * 1e6)
     with _published(destination) as temp:

@@ -35,6 +35,7 @@ CODES: dict[str, tuple[Severity, str]] = {
     ),
     "latest_judged": ("info", ""),
     "not_a_drafter": ("info", "Ask for `expect_drafter` where it should be one."),
+    "other_model": ("error", "Give an EAGLE-3 drafter: no other kind is judged, converted or trained on."),
     "missing_file": ("error", "Copy the checkpoint again, all files of it."),
     "size_differs": ("error", "Copy the checkpoint again; if the source is the same, take another epoch."),
     "digest_differs": ("error", "The bytes changed after writing: copy again, and check the disk if it happens twice."),

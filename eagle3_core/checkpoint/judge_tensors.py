@@ -3,12 +3,14 @@
 A aux states, H hidden, D draft vocabulary, V verifier vocabulary.
 """
 
+from collections.abc import Collection
 from pathlib import Path
 
 from eagle3_core.checkpoint.findings import Report
 from eagle3_core.checkpoint.weights import DrafterWeights, Entry
 from eagle3_core.contract.drafter_config import expected_tensors
 from eagle3_core.contract.drafter_files import DrafterSource
+from eagle3_core.contract.tensor_names import QUANTISED_SUFFIXES
 
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 
@@ -88,16 +90,43 @@ def _check_aux_ids(report: Report, file: Path, source: DrafterSource, weights: D
 def check_names(report: Report, directory: Path, source: DrafterSource, weights: DrafterWeights) -> set[str]:
     """Every expected tensor with its shape and dtype class, and no other; returns the names that are sound."""
     expected = expected_of(source)
-    sound = set()
+    sound: set[str] = set()
+    if wrapper := _wrapper(weights):
+        what = f"every name begins with {wrapper!r}, as a wrapper of training leaves it: save the module inside of it"
+        report.add("unexpected_tensor", what, file=weights.files[0])
+        return sound
+    quantised = _quantised(expected, weights)
+    for name, (part, scheme) in quantised.items():
+        file = weights.entries[part].file
+        report.add("dtype_differs", f"{name} is quantised ({scheme}): {part} is there", file=file, tensor=name)
+    parts = {f"{name.removesuffix('.weight')}{suffix}" for name in quantised for suffix, _ in QUANTISED_SUFFIXES}
     for name, (shape, kind) in expected.items():
         entry = weights.entries.get(name)
+        if name in quantised:
+            continue
         if entry is None:
             _add_missing(report, directory, source, weights, name)
         elif _check_entry(report, source, name, entry, shape, kind):
             sound.add(name)
-    for name in sorted(weights.entries.keys() - expected.keys()):
+    for name in sorted(weights.entries.keys() - expected.keys() - parts):
         _add_unexpected(report, source, name, weights.entries[name])
     return sound
+
+
+def _wrapper(weights: DrafterWeights) -> str | None:
+    """What stands before every name and belongs to none, such as `module.` of DistributedDataParallel."""
+    outer = next((name.removesuffix("fc.weight") for name in weights.entries if name.endswith(".fc.weight")), None)
+    return outer if outer is not None and all(name.startswith(outer) for name in weights.entries) else None
+
+
+def _quantised(expected: Collection[str], weights: DrafterWeights) -> dict[str, tuple[str, str]]:
+    """Expected tensors beside or instead of which the parts of a quantised one lie: name -> (a part, the scheme)."""
+    found: dict[str, tuple[str, str]] = {}
+    for suffix, scheme in QUANTISED_SUFFIXES:
+        for part in weights.entries:
+            if part.endswith(suffix) and (name := f"{part.removesuffix(suffix)}.weight") in expected:
+                found.setdefault(name, (part, scheme))
+    return found
 
 
 def expected_of(source: DrafterSource) -> dict[str, tuple[tuple[int, ...], str]]:

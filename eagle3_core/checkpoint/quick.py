@@ -19,6 +19,7 @@ from eagle3_core.checkpoint.manifest import Manifest
 from eagle3_core.checkpoint.servability import tell_servers
 from eagle3_core.checkpoint.weights import DrafterWeights, has_weights, open_drafter_weights
 from eagle3_core.contract.drafter_files import DrafterSource, describe_drafter
+from eagle3_core.contract.other_models import ADAPTER_CONFIG, LORA, kind_by_tensors
 from eagle3_core.errors import BadInput, CheckpointError, NameClash, NotADrafter, UnreadableFile
 
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt")
@@ -85,11 +86,14 @@ def _inspect_drafter(report: Report, directory: Path, verifier: Path | None) -> 
     weights = _open(report, directory)
     if weights is None:
         return Inspected(directory, manifest, source)
+    kind = kind_by_tensors({name: entry.shape for name, entry in weights.entries.items()})
+    if kind is not None:
+        report.add("other_model", f"its tensors are those of {kind}", file=weights.files[0])
     check_strays(report, directory, weights, manifest)
     targets = parts = None
     if source is not None:
         check_config(report, directory, source, weights)
-        sound = check_names(report, directory, source, weights)
+        sound = check_names(report, directory, source, weights) if kind is None else set()
         targets = check_map(report, source, weights, sound)
         if verifier is not None:
             parts = check_against_verifier(report, directory, source, verifier)
@@ -145,7 +149,8 @@ def _config(report: Report, directory: Path) -> DrafterSource | None:
             report.add("bad_config", "begins with a byte order mark: servers take it for no JSON", file=file)
         return source
     except CheckpointError as error:
-        report.add("bad_config", str(error).removeprefix(f"{file}: "), file=file)
+        code = "other_model" if isinstance(error, NotADrafter) else "bad_config"
+        report.add(code, str(error).removeprefix(f"{file}: "), file=file)
         return None
 
 
@@ -159,5 +164,7 @@ def _open(report: Report, path: Path) -> DrafterWeights | None:
         report.add("name_clash", str(error).removeprefix(f"{path}: "), file=path)
     except BadInput as error:
         report.unreadable = True
+        if (path / ADAPTER_CONFIG).exists():
+            report.add("other_model", f"not an EAGLE-3 drafter: {LORA} ({ADAPTER_CONFIG})", file=path)
         report.add("missing_file", str(error).removeprefix(f"{path}: "), file=path)
     return None

@@ -150,7 +150,12 @@ def _stored(path: Path) -> tuple[list[Entry], tuple[Path, ...], dict[Path, Archi
         if not path.is_dir():
             raise CheckpointError(f"{path}: no such file or directory")
         raise CheckpointError(f"{path}: no weights: no .safetensors file and none of {', '.join(_PICKLES)}")
-    return *_pickled(path, files), []
+    pickled = _pickled(path, files)
+    if (path / _PICKLE_INDEX).is_file():
+        held = {(entry.stored_name, entry.file.name) for entry in pickled[0]}
+        if absent := sorted(set(_weight_map(path / _PICKLE_INDEX).items()) - held):
+            raise CheckpointError(f"{path / _PICKLE_INDEX}: stale index: {absent[0][0]} is not in {absent[0][1]}")
+    return *pickled, []
 
 
 def _pickle_files(path: Path) -> list[Path]:
@@ -170,15 +175,19 @@ def _pickle_files(path: Path) -> list[Path]:
 
 def _indexed(path: Path) -> list[Path]:
     index = path / _PICKLE_INDEX
-    weight_map: Any = read_json_object(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-        raise CheckpointError(f"{index}: has no weight_map of tensors to files")
-    names = sorted(set(weight_map.values()))
+    names = sorted(set(_weight_map(index).values()))
     if outside := [name for name in names if Path(name).name != name]:
         raise CheckpointError(f"{index}: names {outside[0]!r}, which is not a file of this directory")
     if missing := [name for name in names if not (path / name).exists()]:
         raise CheckpointError(f"{path}: {len(missing)} of {len(names)} files of {index.name} missing: {missing[0]}")
     return [path / name for name in names]
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    weight_map: Any = read_json_object(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(f, str) for f in weight_map.values()):
+        raise CheckpointError(f"{index}: has no weight_map of tensors to files")
+    return weight_map
 
 
 def _pickled(path: Path, files: list[Path]) -> tuple[list[Entry], tuple[Path, ...], dict[Path, Archive]]:

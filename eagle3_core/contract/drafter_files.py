@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from eagle3_core.contract.drafter_config import MLA, DrafterConfig
 from eagle3_core.contract.drafter_keys import misspelt, null, peculiar
 from eagle3_core.contract.jsonfiles import read_json_object
+from eagle3_core.contract.other_models import kind_by_config, kind_by_names
 from eagle3_core.contract.rope import normalise_rope
 from eagle3_core.contract.weight_files import read_weight_files
 from eagle3_core.errors import BadInput, CheckpointError, NotADrafter
@@ -33,6 +34,8 @@ _QWEN3_CLASS = "Eagle3Qwen3ForCausalLM"
 
 _MLA_TYPES = ("deepseek_v2", "deepseek_v3", "kimi_k2", "kimi_k25")
 _MAX_LAYERS = 256
+_NOT_ONE = "not an EAGLE-3 drafter:"
+_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt")
 KEPT_KEY = "eyas_verifier"
 """Where our flat configs keep what the speculators format says of the verifier."""
 
@@ -43,10 +46,10 @@ _SCALING: dict[str, tuple[str, ...]] = {
     "dynamic": ("factor",),
     "yarn": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "longrope": ("short_factor", "long_factor", "original_max_position_embeddings"),
 }
 """What each kind of rope cannot be computed without."""
 
-_SCALING_NUMBERS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 _TWICE = frozenset({"rope_base_conflict", "rope_type_conflict", "rope_section_conflict"})
 
 
@@ -111,7 +114,7 @@ def describe_drafter(path: Path) -> DrafterSource:
     speculators = "speculators_config" in whole or "speculators_model_type" in whole
     kind = whole.get("speculators_model_type")
     if kind not in (None, "eagle3"):
-        raise NotADrafter(f"{file}: speculators_model_type is {kind!r}, not 'eagle3'")
+        raise NotADrafter(f"{file}: {_NOT_ONE} {kind_by_names([str(kind)]) or f'speculators_model_type is {kind!r}'}")
     sizes = whole.get("transformer_layer_config") if speculators else whole
     if not isinstance(sizes, dict):
         raise CheckpointError(f"{file}: transformer_layer_config is {sizes!r}, not an object")
@@ -149,7 +152,23 @@ def describe_drafter(path: Path) -> DrafterSource:
 
 
 def _config_file(path: Path) -> Path:
-    return path if path.is_file() else path / "config.json"
+    """config.json of a directory, or the file itself.
+
+    Raises:
+        CheckpointError: a weight file, or a directory of checkpoints.
+    """
+    if path.is_file():
+        if path.suffix in _WEIGHT_SUFFIXES:
+            raise CheckpointError(f"{path} is a file of weights; give the directory that holds it and config.json")
+        return path
+    file = path / "config.json"
+    if not file.exists() and path.is_dir():
+        epochs = sorted(int(inner.name) for inner in path.iterdir() if inner.name.isascii() and inner.name.isdigit())
+        if epochs:
+            raise CheckpointError(
+                f"{path} is a directory of checkpoints; give one of them, such as {path / str(epochs[-1])}"
+            )
+    return file
 
 
 def _by_speculators_0_3(whole: Mapping[str, Any]) -> bool:
@@ -161,11 +180,11 @@ def _hf_format(file: Path, whole: Mapping[str, Any], nested: Mapping[str, Any], 
         return "modelopt"
     if any("eagle3" in name.lower() for name in names):
         return "specforge" if names[0] == "LlamaForCausalLMEagle3" else "hf-eagle3"
-    if "draft_vocab_size" in whole:
+    other = kind_by_names(names)
+    if other is None and "draft_vocab_size" in whole:
         return "official-eagle"
-    raise NotADrafter(
-        f"{file}: not an EAGLE-3 drafter: no speculators_config, no draft_vocab_size, and architectures is {names}"
-    )
+    told = f"no speculators_config, no draft_vocab_size, and architectures is {names}"
+    raise NotADrafter(f"{file}: {_NOT_ONE} {other or kind_by_config(whole) or told}")
 
 
 def _drafter_config(
@@ -188,8 +207,13 @@ def _drafter_config(
         raise CheckpointError(f"{file}: num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}")
     ids = _aux_ids(file, whole, nested, notes, faults)
     head_dim = _number(file, sizes, "head_dim") or hidden // heads
+    flags = {flag: _flag(file, flag, whole, nested, notes) for flag in FLAGS}
+    if flags["norm_before_fc"] and flags["fc_norm"]:
+        faults.append("norm_before_fc and fc_norm are both true: they exclude each other")
     try:
         mla = _mla(file, whole, sizes)
+        if mla is None and head_dim % 2:
+            raise CheckpointError(f"{file}: head_dim is {head_dim}, and channels are rotated in pairs")
         rope = _rope(file, sizes, notes, faults)
         return DrafterConfig(
             hidden_size=hidden,
@@ -215,7 +239,7 @@ def _drafter_config(
             own_embedding=_truth(file, whole, "embed_requires_grad"),
             bos_token_id=sizes.get("bos_token_id"),
             eos_token_id=sizes.get("eos_token_id"),
-            **{flag: _flag(file, flag, whole, nested, notes) for flag in FLAGS},
+            **flags,
         )
     except ValidationError as error:
         first = error.errors()[0]
@@ -226,7 +250,7 @@ def _drafter_config(
 
 
 def _rope(file: Path, sizes: Mapping[str, Any], notes: list[str], faults: list[str]) -> dict[str, Any]:
-    """The rotation, with the numbers its kind needs."""
+    """The rotation, with all that its kind needs."""
     rope, warnings = normalise_rope(sizes, str(file))
     for code, message in warnings:
         if code in _TWICE:
@@ -234,12 +258,8 @@ def _rope(file: Path, sizes: Mapping[str, Any], notes: list[str], faults: list[s
         else:
             notes.append(message)
     kind = rope["rope_type"]
-    for key in _SCALING_NUMBERS:
-        value = rope.get(key)
-        if value is None and key in _SCALING.get(kind, ()):
-            raise CheckpointError(f"{file}: {key} is missing, which rope_type {kind} needs")
-        if value is not None and not (type(value) in (int, float) and value > 0):
-            raise CheckpointError(f"{file}: {key} of rope is {value!r}, not a positive number")
+    if missing := [key for key in _SCALING.get(kind, ()) if key not in rope]:
+        raise CheckpointError(f"{file}: {missing[0]} is missing, which rope_type {kind} needs")
     return rope
 
 

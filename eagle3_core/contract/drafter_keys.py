@@ -18,6 +18,8 @@ _PECULIAR: dict[str, tuple[object, ...]] = {
     "use_mtp_layernorm": (False,),
 }
 
+_PARALLEL = ("pard_token", "parallel_draft_step")
+
 # Keys that decide what a drafter computes; without them a default is taken.
 _DECISIVE = (
     *("architectures", "model_type", "draft_vocab_size", "hidden_act", "head_dim", "rms_norm_eps"),
@@ -71,7 +73,9 @@ def means_nothing(key: str, now: Mapping[str, Any], then: Mapping[str, Any]) -> 
 def peculiar(places: Sequence[Mapping[str, Any]]) -> list[str]:
     """Values that only some programs know what to do with, one sentence each; `places` holds config and sections."""
     found = {key: place[key] for key in _PECULIAR for place in places if place.get(key) not in (None, *_PECULIAR[key])}
-    return [f"{key} is {value!r}, which not every program computes" for key, value in found.items()]
+    why = dict.fromkeys(_PARALLEL, "so it drafts all tokens at once (P-EAGLE), which vLLM alone computes")
+    other = "which not every program computes"
+    return [f"{key} is {value!r}, {why.get(key, other)}" for key, value in found.items()]
 
 
 def null(places: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -215,7 +215,7 @@ class TrainParams(StageParams):
         "verifier's in its place",
     )
     num_workers: int = Field(0, ge=0, le=64, description="processes that read hidden states ahead")
-    seed: int = 0
+    seed: int = Field(0, ge=-(1 << 63), lt=1 << 63)
     device: Device = "auto"
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="bfloat16: autocast over float32 weights")
     speculative_tokens: int = Field(3, ge=1, le=64, description="draft tokens a round, written for servers")

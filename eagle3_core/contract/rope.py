@@ -12,7 +12,7 @@ Source: transformers 5.19.0 `modeling_rope_utils.py`; its standardize_rope_param
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from eagle3_core.errors import BadInput
 
@@ -23,6 +23,16 @@ _ALIASES = {"su": "longrope", "mrope": "default", "deepseek_yarn": "yarn", "none
 """Older names. Multi-modal sections (mrope) are the plain form where all three positions are equal, as in text."""
 
 _NOT_FOR_TEXT = frozenset({"type", "mrope_section", "mrope_interleaved", "partial_rotary_factor"})
+
+_LEAST = {
+    **dict.fromkeys(("factor", "low_freq_factor", "high_freq_factor", "attention_factor"), 1e-6),
+    **dict.fromkeys(("beta_fast", "beta_slow", "mscale", "mscale_all_dim"), 0),
+    "original_max_position_embeddings": 2,
+}
+"""Scaling fields that are numbers, and what none of them is below; zero where readers take it for a default."""
+
+_LARGEST = 1e12
+_LISTS = ("short_factor", "long_factor")
 
 _OF_A_SECTION = frozenset({"rope_type", "type", "rope_theta", "factor"})
 """No kinds of attention."""
@@ -41,7 +51,7 @@ def normalise_rope(
         default_theta: the base where the config states none.
 
     Raises:
-        BadInput: a rope type nobody knows, a base that is not a positive number, or a layout that cannot be read.
+        BadInput: a rope type nobody knows, a number that cannot be meant, or a layout that cannot be read.
     """
     warnings: Warnings = []
     section, origin = _section(config, where)
@@ -65,7 +75,29 @@ def normalise_rope(
     original = config.get("original_max_position_embeddings")
     if kind != "default" and original is not None:
         rope.setdefault("original_max_position_embeddings", original)
+    _check_numbers(rope, where)
+    if kind in ("yarn", "longrope") and "factor" not in rope:
+        longest, original = config.get("max_position_embeddings"), rope.get("original_max_position_embeddings")
+        if _is_number(longest) and original is not None:
+            rope["factor"] = longest / original  # as Phi-3 leaves it to its readers
     return rope, warnings
+
+
+def _check_numbers(rope: Mapping[str, Any], where: str) -> None:
+    """Refuse a scaling field that is no number a rotation can be computed from."""
+    for key in sorted(rope.keys() & _LEAST.keys()):
+        if not _is_number(rope[key]) or rope[key] < _LEAST[key]:
+            raise BadInput(
+                f"{where}: {key} of rope is {rope[key]!r:.80}, not a number from {_LEAST[key]} to {_LARGEST:g}"
+            )
+    for key in _LISTS:
+        values = rope.get(key, [1.0])
+        if not isinstance(values, list) or not values or not all(_is_number(value) and value > 0 for value in values):
+            raise BadInput(f"{where}: {key} of rope is {values!r:.80}, not a list of positive numbers")
+
+
+def _is_number(value: object) -> TypeGuard[int | float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < _LARGEST
 
 
 def _section(config: Mapping[str, Any], where: str) -> tuple[dict[str, Any], str]:
@@ -121,6 +153,6 @@ def _base(
     if chosen is None:
         chosen = default
         warnings.append(("rope_base_absent", f"{where}: no rope_theta; {chosen:g} is used, the default of its class"))
-    if isinstance(chosen, bool) or not isinstance(chosen, (int, float)) or not 0 < chosen < float("inf"):
-        raise BadInput(f"{where}: rope_theta is {chosen!r}, not a positive number")
+    if not _is_number(chosen) or chosen <= 1:
+        raise BadInput(f"{where}: rope_theta is {chosen!r}, not a number above 1")
     return float(chosen)

@@ -22,10 +22,12 @@ class StoreMeta(_Frozen):
     """What the states of a store are. `layer_ids` are aux ids, id k being the state entering layer k.
 
     `float8_e4m3` states are bytes and a power of two for each token and layer; see data/fp8.py.
+    `output_fingerprint` is of the verifier's embedding, head and final norm; stores written before it have none.
     """
 
     verifier: str
     config_fingerprint: str
+    output_fingerprint: str | None = None
     tokenizer_fingerprint: str
     hidden_size: int
     num_hidden_layers: int
@@ -39,7 +41,10 @@ class StoreMeta(_Frozen):
     def contradiction(self, other: "StoreMeta") -> str | None:
         """How states of `other` differ in meaning from these, or None. Where a verifier lies means nothing."""
         mine, theirs = dict(self), dict(other)
-        differing = [name for name in mine if name != "verifier" and mine[name] != theirs[name]]
+        passed = {"verifier"}
+        if self.output_fingerprint is None or other.output_fingerprint is None:
+            passed.add("output_fingerprint")
+        differing = [name for name in mine if name not in passed and mine[name] != theirs[name]]
         return "; ".join(f"{name} {theirs[name]!r} instead of {mine[name]!r}" for name in differing) or None
 
 

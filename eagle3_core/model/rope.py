@@ -4,6 +4,8 @@ T rows, n heads, hd head width.
 """
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -24,14 +26,22 @@ def inverse_frequencies(rope: dict[str, Any], head_dim: int) -> Tensor:
         model was first trained on; rows beyond it are refused (`longest_text`).
 
     Raises:
-        BadInput: a rope type this drafter does not compute, or a scaling field that is missing.
+        BadInput: a rope type this drafter does not compute, a scaling field that is missing, or an odd width.
 
     Source: Su et al. 2021; Peng et al. 2023 (yarn); Ding et al. 2024 (longrope); the llama3 scaling of Llama 3.1.
     """
-    try:
+    if head_dim % 2:
+        raise BadInput(f"head_dim {head_dim} is odd, and channels are rotated in pairs")
+    with _every_field_there(rope):
         return _frequencies(rope, head_dim)
+
+
+@contextmanager
+def _every_field_there(rope: dict[str, Any]) -> Iterator[None]:
+    try:
+        yield
     except KeyError as error:
-        raise BadInput(f"rope {rope}: {error.args[0]} is missing") from None
+        raise BadInput(f"rope {rope!r:.200}: {error.args[0]} is missing") from None
 
 
 def _frequencies(rope: dict[str, Any], head_dim: int) -> Tensor:
@@ -60,6 +70,9 @@ def _frequencies(rope: dict[str, Any], head_dim: int) -> Tensor:
 def rotation_scale(rope: dict[str, Any]) -> float:
     """What cosine and sine are multiplied by: yarn and longrope sharpen attention with the length they reach.
 
+    Raises:
+        BadInput: a scaling field that is missing.
+
     Source: transformers 5.19.0 `modeling_rope_utils.py`.
     """
     kind = rope.get("rope_type", "default")
@@ -67,11 +80,11 @@ def rotation_scale(rope: dict[str, Any]) -> float:
         return 1.0
     if (given := rope.get("attention_factor")) is not None:
         return float(given)
-    factor = float(rope["factor"])
-    if kind == "longrope":
-        return (
-            1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(rope["original_max_position_embeddings"]))
-        )
+    with _every_field_there(rope):
+        factor = float(rope["factor"])
+        if kind == "longrope":
+            original = float(rope["original_max_position_embeddings"])
+            return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
     both = rope.get("mscale"), rope.get("mscale_all_dim")
     if both[0] and both[1]:
         return _sharpening(factor, float(both[0])) / _sharpening(factor, float(both[1]))
@@ -94,7 +107,8 @@ def longest_text(rope: dict[str, Any], max_position_embeddings: int) -> int | No
     kind = rope.get("rope_type", "default")
     if kind == "dynamic":
         return int(rope.get("original_max_position_embeddings", max_position_embeddings))
-    return int(rope["original_max_position_embeddings"]) if kind == "longrope" else None
+    with _every_field_there(rope):
+        return int(rope["original_max_position_embeddings"]) if kind == "longrope" else None
 
 
 def _sharpening(factor: float, mscale: float) -> float:

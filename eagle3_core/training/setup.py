@@ -71,6 +71,8 @@ def resolve_shape(
     if source is not None:
         chosen |= shape_of_source(params, meta, source, overrides)
     _settle_attention(params, files, chosen)
+    if chosen.get("norm_before_fc") and chosen.get("fc_norm"):
+        raise BadInput("norm_before_fc and fc_norm exclude each other; one comes from the request, one from its source")
     config = DrafterConfig(
         hidden_size=files.hidden_size,
         vocab_size=files.vocab_size,

@@ -285,7 +285,7 @@ class Trainer:
         aux = row.aux_TAH.to(self.device, torch.float32)
         if number is not None and self.params.noise:
             # Seeded by the row's number in the run: neither a resumed run nor other packs change a row's noise.
-            self._noise.manual_seed(self.params.seed * 1_000_003 + number)
+            self._noise.manual_seed((self.params.seed * 1_000_003 + number) % (1 << 64))
             noise = torch.rand(aux.shape, generator=self._noise, device=self.device)
             aux = aux + (noise * 2 - 1) * self.params.noise
         return Document(row.token_ids_T, aux, row.last_TH, kept_KR)

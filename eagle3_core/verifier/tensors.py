@@ -3,8 +3,10 @@
 V verifier vocabulary, R wanted rows, H hidden.
 """
 
+import hashlib
+import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +37,8 @@ TORCH_DTYPES: dict[str, torch.dtype] = {
     "C64": torch.complex64,
 }
 """safetensors dtypes that torch can hold."""
+
+FINGERPRINT_ROWS = 64
 
 _READ_BYTES = 1 << 26
 _GAP_BYTES = 1 << 12
@@ -124,7 +128,7 @@ def load_verifier_weights(
 
     Raises:
         BadInput: a row outside the vocabulary.
-        UnreadableFile: a file changed since it was checked.
+        UnreadableFile: a file changed since it was checked, or a tensor of it cannot be meant.
     """
     if rows is not None and rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < files.vocab_size:
         raise BadInput(f"{files.path}: head rows outside the vocabulary of {files.vocab_size} were asked for")
@@ -138,15 +142,49 @@ def load_verifier_weights(
         head = embedding if shared else load_tensor(files.head)[: files.vocab_size]
     sources = [files.embedding] if with_embedding else []
     sources += [files.final_norm] if shared else [files.head, files.final_norm]
+    norm = load_tensor(files.final_norm)
+    # Not the embedding: a row that no text holds may be anything.
+    _check_values(((files.head, head), (files.final_norm, norm)))
     return VerifierWeights(
         embedding=embedding,
         head=head,
-        norm_gain=load_tensor(files.final_norm).float() + files.norm_gain_offset,
+        norm_gain=norm.float() + files.norm_gain_offset,
         rms_norm_eps=files.rms_norm_eps,
         logit_scale=files.logit_scale,
         final_logit_softcapping=files.final_logit_softcapping,
         sources=tuple(sources),
     )
+
+
+def _check_values(read: Iterable[tuple[TensorLocation, Tensor]]) -> None:
+    """Refuse what would make every loss nonsense, and be taken for a fault of the data.
+
+    Raises:
+        UnreadableFile: a value that is not finite, or none but zeros.
+    """
+    for location, tensor in read:
+        if not tensor.numel():
+            continue
+        low, high = (float(bound) for bound in (tensor if tensor.dtype.itemsize > 1 else tensor.float()).aminmax())
+        if not (math.isfinite(low) and math.isfinite(high)):
+            raise UnreadableFile(location.file, "values", f"{location.name} holds values not finite", location.name)
+        if low == high == 0:
+            raise UnreadableFile(location.file, "values", f"{location.name} holds nothing but zeros", location.name)
+
+
+def output_fingerprint(files: VerifierFiles) -> str:
+    """sha256 of what targets come from, as far as it tells verifiers of one config apart: the final norm, and rows of
+    embedding and head. A copy in another dtype has the same: values are taken as bfloat16.
+
+    Raises:
+        UnreadableFile: a file changed since it was checked.
+    """
+    rows = torch.linspace(0, files.vocab_size - 1, FINGERPRINT_ROWS).long()
+    parts = load_tensor(files.final_norm), load_rows(files.embedding, rows), load_rows(files.head, rows)
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part.bfloat16().view(torch.int16).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def tensor_chunks(location: TensorLocation, chunk_bytes: int = _READ_BYTES) -> Iterator[Tensor]:

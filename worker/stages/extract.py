@@ -19,7 +19,7 @@ from eagle3_core.data.store import DTYPES
 from eagle3_core.data.store_writer import UnfinishedStore
 from eagle3_core.errors import BadData, BadInput
 from eagle3_core.training.setup import make_target_head
-from eagle3_core.verifier.tensors import load_verifier_weights
+from eagle3_core.verifier.tensors import load_verifier_weights, output_fingerprint
 from worker.context import StageContext, StageResult
 from worker.device import pick_device
 from worker.extraction import Batch, Extraction, plan_shards
@@ -85,6 +85,7 @@ def _describe(params: ExtractParams, files: VerifierFiles, manifest: PreparedMan
     return StoreMeta(
         verifier=params.verifier,
         config_fingerprint=config_fingerprint(Path(params.verifier)),
+        output_fingerprint=output_fingerprint(files),
         tokenizer_fingerprint=manifest.tokenizer_fingerprint,
         hidden_size=files.hidden_size,
         num_hidden_layers=files.num_hidden_layers,

@@ -1,6 +1,6 @@
 """train: hidden states -> an EAGLE-3 drafter; one judged checkpoint an epoch."""
 
-import itertools
+import math
 import time
 from contextlib import closing
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from eagle3_core.checkpoint.format import DrafterSource
 from eagle3_core.checkpoint.judge import judge
 from eagle3_core.contract.params import TrainParams
 from eagle3_core.contract.prepared_files import MANIFEST, load_manifest
-from eagle3_core.contract.verifier_files import config_fingerprint, read_verifier_files
+from eagle3_core.contract.verifier_files import VerifierFiles, config_fingerprint, read_verifier_files
 from eagle3_core.data.split import split_by_prompt
 from eagle3_core.data.store import HiddenStateStore
 from eagle3_core.errors import BadData, CheckpointError
 from eagle3_core.training.outside import Outside, count_outside, make_outside
-from eagle3_core.training.resume import WITHIN_EPOCH, find_latest, restore
+from eagle3_core.training.resume import WITHIN_EPOCH, move_aside, restore, search
 from eagle3_core.training.setup import (
     build_drafter,
     choose_vocab_map,
@@ -28,7 +28,7 @@ from eagle3_core.training.setup import (
 )
 from eagle3_core.training.trainer import StepReport, Trainer
 from eagle3_core.training.ttt import counted_rows
-from eagle3_core.verifier.tensors import load_verifier_weights
+from eagle3_core.verifier.tensors import load_verifier_weights, output_fingerprint
 from worker.checkpoints import CheckpointKeeper
 from worker.context import StageContext, StageResult, Stopped
 from worker.device import pick_device
@@ -81,13 +81,12 @@ def _train(context: StageContext, training: Run) -> list[dict[str, Any]]:
 
 def _go_on(context: StageContext, training: Run) -> None:
     """Bring back the state of this job's latest sound checkpoint, and move unsound ones out of the way."""
-    found = find_latest(context.output_dir)
+    found, passed_over = search(context.output_dir)
+    for path, why in passed_over:
+        context.warn("checkpoint_passed_over", f"{path} is not gone on from, and renamed: {why}")
+        move_aside(path)
     if found is None:
         return
-    for path, why in found.passed_over:
-        context.warn("checkpoint_passed_over", f"{path} is not gone on from, and renamed: {why}")
-        names = (path.with_name(f"{path.name}.unsound{number or ''}") for number in itertools.count())
-        path.rename(next(name for name in names if not name.exists()))
     restore(training.trainer, found)
     training.keeper.go_on_from(found.path, found.step)
     position = training.trainer.position
@@ -107,11 +106,7 @@ def _set_up(context: StageContext, params: TrainParams) -> Run:
     for code, message in files.warnings:
         context.warn(code, message)
     store = HiddenStateStore(Path(params.data_dir))
-    if store.meta.config_fingerprint != config_fingerprint(Path(params.verifier)):
-        context.warn(
-            "verifier_differs",
-            f"data_dir was extracted from {store.meta.verifier}, whose config is not that of {params.verifier}",
-        )
+    _compare_verifier(context, params, store, files)
     _judge_source(context, params)
     source = read_source(params)
     vocab_map = choose_vocab_map(params, files, None if source is None else source[1])
@@ -141,6 +136,8 @@ def _set_up(context: StageContext, params: TrainParams) -> Run:
     if outside is not None and params.outside_vocab == "keep":
         _count_outside(context, params, store, val_rows or train_rows[: len(train_rows) // 10 + 1], outside)
         outside = None
+    elif outside is not None:
+        _count_outside(context, params, store, train_rows, outside)
     trainer = Trainer(params, drafter, head, store, train_rows, val_rows, device, outside)
     if shape.config.own_embedding:
         context.warn(
@@ -161,6 +158,23 @@ def _set_up(context: StageContext, params: TrainParams) -> Run:
         epochs=params.epochs,
     )
     return Run(params, trainer, CheckpointKeeper(context, params, files, shape))
+
+
+def _compare_verifier(
+    context: StageContext, params: TrainParams, store: HiddenStateStore, files: VerifierFiles
+) -> None:
+    """Say so where the states are not this verifier's, as far as its config and its last parts tell."""
+    if store.meta.config_fingerprint != config_fingerprint(Path(params.verifier)):
+        context.warn(
+            "verifier_differs",
+            f"data_dir was extracted from {store.meta.verifier}, whose config is not that of {params.verifier}",
+        )
+    elif store.meta.output_fingerprint not in (None, output_fingerprint(files)):
+        context.warn(
+            "verifier_differs",
+            f"data_dir was extracted from {store.meta.verifier}, whose embedding, head or final norm has other values "
+            f"than that of {params.verifier}: targets would be another verifier's",
+        )
 
 
 def _judge_source(context: StageContext, params: TrainParams) -> None:
@@ -226,7 +240,10 @@ def _split(context: StageContext, params: TrainParams, store: HiddenStateStore) 
     train, val = split_by_prompt([entry.prompt for entry in store.entries], params.val_ratio, params.seed)
     train, val = [row for row in train if usable[row]], [row for row in val if usable[row]]
     if not train:
-        raise BadData(f"{params.data_dir}: no row is left to train on")
+        raise BadData(
+            f"{params.data_dir}: no row is left to train on: of {len(store)} rows {dropped} have no answer within "
+            f"max_seq_len {params.max_seq_len}, the others are held out (val_ratio {params.val_ratio})"
+        )
     if params.val_ratio and not val:
         context.warn("no_validation", "the data holds a single prompt, or none held out has an answer: no validation")
     return train, val
@@ -235,12 +252,20 @@ def _split(context: StageContext, params: TrainParams, store: HiddenStateStore) 
 def _count_outside(
     context: StageContext, params: TrainParams, store: HiddenStateStore, rows: list[int], outside: Outside
 ) -> None:
-    """Say how often the verifier chooses a token the drafter cannot propose."""
+    """Say how often the verifier chooses a token the drafter cannot propose; refuse to skip all there is."""
     found, seen = count_outside(store, rows, params.max_seq_len, outside)
+    told = f"the verifier's first choice is outside the draft vocabulary for {found:,} of {seen:,} rows looked at"
+    skipped = params.outside_vocab == "skip"
+    if skipped and found == seen:
+        raise BadData(
+            f"{params.data_dir}: {told}, and outside_vocab skip leaves them out: nothing would be learned; prepare "
+            "with a larger draft_vocab_size, or look whether the vocabulary map is of this data"
+        )
+    if skipped:
+        return  # every epoch counts them
     context.report(
         "outside_vocab",
-        f"the verifier's first choice is outside the draft vocabulary for {found:,} of {seen:,} rows looked at "
-        f"({found / seen:.2%}); outside_vocab keep scores them on what it says of the tokens inside",
+        f"{told} ({found / seen:.2%}); outside_vocab keep scores them on what it says of the tokens inside",
         outside=found,
         rows=seen,
     )
@@ -268,8 +293,20 @@ def _one_epoch(context: StageContext, training: Run) -> dict[str, Any]:
         "val": val,
     }
     context.events.write("epoch", **event)
+    _warn_of_chance(context, training, val or train)
     print(f"epoch {epoch}: train {_brief(train)} in {train_s:.1f} s; validation {_brief(val)} in {val_s:.1f} s")
     return event
+
+
+def _warn_of_chance(context: StageContext, training: Run, metrics: dict[str, Any]) -> None:
+    """Say so where a drafter that guesses would do better, as one does whose learning rate was too high."""
+    first, chance = metrics["loss_per_step"][0], math.log(training.trainer.drafter.config.draft_vocab_size)
+    if training.params.loss == {"forward_kl": 1.0} and first is not None and first > chance:
+        context.warn(
+            "worse_than_chance",
+            f"the loss of the first step is {first:.4g} nats, guessing gives {chance:.3g} at most: lower lr, or look "
+            "at the data and at the layers it was extracted from",
+        )
 
 
 def _brief(metrics: dict[str, Any] | None) -> str:

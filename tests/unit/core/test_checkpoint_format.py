@@ -379,3 +379,12 @@ def test_optimizer_state_is_kept_in_its_own_precision(tmp_path: Path) -> None:
     path = write_drafter(tmp_path, optimizer=state, steps=2)
     loaded = torch.load(path / "optimizer_state_dict.pt", weights_only=True)
     assert torch.equal(loaded["state"][0]["exp_avg_sq"], state["state"][0]["exp_avg_sq"])
+
+
+def test_a_directory_of_checkpoints_and_a_file_of_weights_are_told_from_a_checkpoint(tmp_path: Path) -> None:
+    for epoch in (0, 9, 10):
+        write_drafter(tmp_path, epoch)
+    with pytest.raises(CheckpointError, match=f"{tmp_path} is a directory of checkpoints; .* such as {tmp_path}/10"):
+        read_drafter_config(tmp_path)
+    with pytest.raises(CheckpointError, match=r"model.safetensors is a file of weights; give the directory"):
+        read_drafter_config(tmp_path / "0" / "model.safetensors")

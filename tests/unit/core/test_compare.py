@@ -168,3 +168,12 @@ def test_the_convert_command(tmp_path: Path, ours: Path, capsys: pytest.CaptureF
     assert "the verifier would tell" in capsys.readouterr().err
     assert run("wrong", "vllm", "2,x") == 2
     assert "--aux-layer-ids 2,x" in capsys.readouterr().err
+
+
+def test_a_difference_that_is_no_number_is_null_in_json(
+    tmp_path: Path, ours: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = foreign(tmp_path, put("norm.weight", torch.full((H,), torch.nan).bfloat16()))
+    assert diff_command(ours, other, None, 0.0, True) == 1
+    [told] = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)["differences"]
+    assert (told["what"], told["max_abs"]) == ("norm.weight", None)

@@ -105,6 +105,8 @@ def test_nothing_is_written_over(tmp_path: Path) -> None:
     assert convert(source, tmp_path / "empty", "vllm").path == tmp_path / "empty"
     with pytest.raises(BadInput, match="no such directory"):
         convert(source, tmp_path / "nowhere" / "out", "vllm")
+    with pytest.raises(BadInput, match="lies inside the checkpoint that is read"):
+        convert(source, source / "out", "vllm")
     with pytest.raises(BadInput, match="is not empty"):
         convert(source, source, "vllm")
 

@@ -370,3 +370,47 @@ def test_an_optimizer_whose_settings_are_no_numbers(
     target[key] = value
     torch.save(state, path / OPTIMIZER)
     assert words in found(judge(path), "optimizer_mismatch").message
+
+
+@pytest.mark.parametrize("wrapper", ["module.", "_orig_mod.", "module._orig_mod.", "_fsdp_wrapped_module."])
+def test_names_that_a_wrapper_of_training_lengthened_are_told_in_one_finding(tmp_path: Path, wrapper: str) -> None:
+    path = write_drafter(tmp_path)
+    tensors = load_file(path / "model.safetensors")
+    save_file({f"{wrapper}{name}": tensor for name, tensor in tensors.items()}, path / "model.safetensors")
+    (path / "manifest.json").unlink()
+    errors = [finding for finding in judge(path).findings if finding.severity == "error"]
+    assert [error.code for error in errors if error.file == "model.safetensors"] == ["unexpected_tensor"]
+    assert f"every name begins with '{wrapper}'" in errors[0].message
+
+
+@pytest.mark.parametrize(
+    ("instead", "scheme"),
+    [
+        (("weight_packed", "weight_scale", "weight_shape"), "compressed-tensors, packed integers"),
+        (("qweight", "qzeros", "scales"), "GPTQ/AWQ, packed integers"),
+        (("weight", "weight_scale"), "scaled integers or FP8"),
+    ],
+)
+def test_a_quantised_matrix_is_named_with_its_scheme(tmp_path: Path, instead: tuple[str, ...], scheme: str) -> None:
+    path = write_drafter(tmp_path)
+    tensors = load_file(path / "model.safetensors")
+    tensors |= {f"fc.{part}": torch.zeros(4, 4, dtype=torch.int32) for part in instead}
+    if "weight" not in instead:
+        del tensors["fc.weight"]
+    save_file(tensors, path / "model.safetensors")
+    (path / "manifest.json").unlink()
+    told = [finding for finding in judge(path).findings if finding.file == "model.safetensors"]
+    errors = [finding for finding in told if finding.severity == "error"]
+    assert [error.tensor for error in errors] == ["fc.weight"]
+    assert f"fc.weight is quantised ({scheme})" in errors[0].message
+
+
+def test_an_index_of_pickled_shards_that_names_what_is_not_there_is_stale(tmp_path: Path) -> None:
+    path = write_drafter(tmp_path)
+    tensors = load_file(path / "model.safetensors")
+    for name in ("model.safetensors", "manifest.json"):
+        (path / name).unlink()
+    torch.save(tensors, path / "pytorch_model-00001-of-00001.bin")
+    index = dict.fromkeys([*tensors, "ghost.weight"], "pytorch_model-00001-of-00001.bin")
+    (path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": index}))
+    assert "stale index: ghost.weight is not in pytorch_model-00001" in judge(path).errors()

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from eagle3_core.contract.events import EventWriter
 from eagle3_core.contract.params import TrainParams
-from eagle3_core.errors import Diverged
+from eagle3_core.errors import CheckpointError, Diverged
 from tests import tiny
 from worker.context import StageContext, StageResult, Stopped
 from worker.stages import train
@@ -148,6 +148,70 @@ def test_a_damaged_checkpoint_is_passed_over_by_name(tmp_path: Path, inputs: dic
         f"{within.name}.unsound",
         f"{within.name}.unsound1",
     ]
+
+
+def test_a_run_without_a_sound_checkpoint_starts_anew_and_keeps_what_it_writes(
+    tmp_path: Path, inputs: dict[str, Any]
+) -> None:
+    output = tmp_path / "out"
+    run(inputs | {"epochs": 1}, output)
+    (output / "0" / "model.safetensors").write_bytes(b"cut")
+    run(inputs, output)
+    assert [event["code"] for event in events_of(output, 1, "warning")] == ["checkpoint_passed_over"]
+    assert [event["verdict"] for event in events_of(output, 1, "verdict")] == ["valid", "valid"]
+    assert sorted(path.name for path in output.iterdir()) == ["0", "0.unsound", "1", "checkpoint_best"]
+
+
+@pytest.mark.parametrize("damage", ["no manifest", "manifest cut", "no step", "empty directory", "file"])
+def test_what_bears_the_name_of_a_checkpoint_and_is_none_makes_way(
+    tmp_path: Path, inputs: dict[str, Any], damage: str
+) -> None:
+    output = tmp_path / "out"
+    run(inputs, output)
+    manifest = output / "1" / "manifest.json"
+    if damage == "no manifest":
+        manifest.unlink()
+    elif damage == "manifest cut":
+        manifest.write_text(manifest.read_text()[:100])
+    elif damage == "no step":
+        manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "step": "last"}))
+    else:
+        shutil.rmtree(output / "1")
+        (output / "1").mkdir() if damage == "empty directory" else (output / "1").touch()
+    assert run(inputs, output).data["steps"] == 12
+    [warning] = events_of(output, 1, "warning")
+    assert (warning["code"], warning["message"].endswith("1.unsound")) == ("name_taken", True)
+    assert [event["verdict"] for event in events_of(output, 1, "verdict")] == ["valid"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"ttt_steps": 2}, "ttt_steps is 3 there, 2 here"),
+        ({"num_hidden_layers": 2}, "num_hidden_layers is 1 there, 2 here"),
+        ({"head_dim": 16, "num_attention_heads": 2, "num_key_value_heads": 1}, "head_dim is 8 there, 16 here"),
+        ({"train_head": False}, "lm_head.weight trained there and not here"),
+        ({"train_embedding": True}, "embed_tokens.weight trained here and not there"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_checkpoint_of_another_drafter_is_not_gone_on_from(
+    tmp_path: Path, inputs: dict[str, Any], changes: dict[str, Any], said: str
+) -> None:
+    run(inputs | {"epochs": 1}, tmp_path / "out")
+    with pytest.raises(CheckpointError, match=f"out/0 does not fit this run: .*{said}.* as finetune_from"):
+        run(inputs | changes, tmp_path / "out")
+
+
+@pytest.mark.parametrize("position", [{"epoch": "x"}, {"rows_done": -5}, {"totals": None}])
+def test_a_position_that_cannot_be_is_named(tmp_path: Path, inputs: dict[str, Any], position: dict[str, Any]) -> None:
+    run(inputs | {"epochs": 1}, tmp_path / "out")
+    file = tmp_path / "out" / "0" / "manifest.json"
+    manifest = json.loads(file.read_text())
+    manifest["extra"]["position"] |= position
+    file.write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match="out/0 does not fit this run: "):
+        run(inputs, tmp_path / "out")
 
 
 def test_a_run_goes_on_from_a_checkpoint_written_before_rows_were_packed(

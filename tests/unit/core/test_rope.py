@@ -7,6 +7,7 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from eagle3_core.contract.rope import normalise_rope
 from eagle3_core.errors import BadInput
 from eagle3_core.model.rope import inverse_frequencies, longest_text, rotation, rotation_scale
 
@@ -60,3 +61,52 @@ def test_a_field_that_is_missing_is_named() -> None:
         inverse_frequencies({"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 3}, WIDTH)
     with pytest.raises(BadInput, match="proportional"):
         inverse_frequencies({"rope_type": "proportional", "rope_theta": 1e4}, WIDTH)
+    with pytest.raises(BadInput, match="factor is missing"):
+        rotation_scale({"rope_type": "longrope", "rope_theta": 1e4})
+    with pytest.raises(BadInput, match="original_max_position_embeddings is missing"):
+        longest_text({"rope_type": "longrope", "rope_theta": 1e4, "factor": 2.0}, 4096)
+
+
+def test_a_factor_left_to_the_reader_is_the_ratio_of_the_lengths() -> None:
+    """As Phi-3 writes it: the original length at the top, and no factor."""
+    factors = {"short_factor": [1.1] * (WIDTH // 2), "long_factor": [9.0] * (WIDTH // 2)}
+    rope, _ = normalise_rope(
+        {
+            "rope_theta": 50000.0,
+            "rope_scaling": {"type": "longrope", **factors},
+            "max_position_embeddings": LONGEST,
+            "original_max_position_embeddings": 1024,
+        },
+        "config.json",
+    )
+    assert rope["factor"] == 4.0
+    said = {"rope_type": "longrope", "rope_theta": 50000.0, "original_max_position_embeddings": 1024, **factors}
+    config = LlamaConfig(
+        hidden_size=2 * WIDTH, num_attention_heads=2, max_position_embeddings=LONGEST, rope_parameters=said
+    )
+    assert LlamaRotaryEmbedding(config).attention_scaling == pytest.approx(rotation_scale(rope))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"factor": "32"}, "factor of rope is '32', not a number from"),
+        ({"beta_fast": -2}, "beta_fast of rope is -2"),
+        ({"beta_slow": 1e308}, "beta_slow of rope is 1e\\+308"),
+        ({"mscale": "much"}, "mscale of rope is 'much'"),
+        ({"attention_factor": True}, "attention_factor of rope is True"),
+        ({"original_max_position_embeddings": 1}, "original_max_position_embeddings of rope is 1"),
+        ({"short_factor": ["a"]}, "short_factor of rope is \\['a'\\], not a list of positive numbers"),
+        ({"long_factor": 3.0}, "long_factor of rope is 3.0"),
+        ({"rope_theta": 1.0}, "rope_theta is 1.0, not a number above 1"),
+    ],
+)
+def test_a_number_that_cannot_be_meant_is_named(changes: dict[str, Any], said: str) -> None:
+    rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 1024}
+    with pytest.raises(BadInput, match=f"^config.json: {said}"):
+        normalise_rope({"rope_parameters": rope | changes}, "config.json")
+
+
+def test_heads_of_odd_width_are_refused() -> None:
+    with pytest.raises(BadInput, match="head_dim 5 is odd"):
+        inverse_frequencies({"rope_type": "default", "rope_theta": 1e4}, 5)

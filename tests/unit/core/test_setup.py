@@ -14,7 +14,7 @@ from eagle3_core.contract.drafter_config import DrafterConfig, expected_tensors
 from eagle3_core.contract.params import TrainParams
 from eagle3_core.contract.verifier_files import read_verifier_files
 from eagle3_core.data.store import HiddenStateStore
-from eagle3_core.errors import BadInput
+from eagle3_core.errors import BadInput, CheckpointError
 from eagle3_core.model.vocab_map import load_vocab_map
 from eagle3_core.training.setup import build_drafter, choose_vocab_map, make_target_head, resolve_shape
 from eagle3_core.verifier.tensors import load_verifier_weights
@@ -275,6 +275,17 @@ def test_the_shape_can_be_given_as_a_drafters_config(inputs: dict[str, Any], tmp
         shape_of(inputs, None, drafter_config=str(file))
     with pytest.raises(ValidationError, match="give one"):
         shape_of(inputs, None, drafter_config=str(file), finetune_from=str(tmp_path))
+
+
+def test_norms_before_fc_that_exclude_each_other(inputs: dict[str, Any], tmp_path: Path) -> None:
+    both = source_of(norm_before_fc=True)[0].config
+    file = tmp_path / "drafter.json"
+    file.write_text(json.dumps(speculators_config(both, "verifier", [], 3)))
+    with pytest.raises(BadInput, match="norm_before_fc and fc_norm exclude each other"):
+        shape_of(inputs, None, drafter_config=str(file), fc_norm=True)
+    file.write_text(json.dumps(speculators_config(both.model_copy(update={"fc_norm": True}), "verifier", [], 3)))
+    with pytest.raises(CheckpointError, match="norm_before_fc and fc_norm are both true"):
+        shape_of(inputs, None, drafter_config=str(file))
 
 
 def test_a_text_longer_than_the_rope_was_made_for_is_refused(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from eagle3_core.contract.events import EventWriter
 from eagle3_core.contract.params import STAGES
-from eagle3_core.errors import BadData, BadInput, CheckpointError, InvalidCheckpoint
+from eagle3_core.data.store import HiddenStateStore
+from eagle3_core.errors import BadData, BadInput, CheckpointError, InvalidCheckpoint, UnreadableFile
 from tests import makers, tiny
 from tests.cases import make_case
 from worker.context import StageContext, StageResult
@@ -129,7 +130,7 @@ def test_extract_refuses_what_another_tokenizer_prepared_and_rows_too_long(bench
 
 @pytest.mark.parametrize(
     "changes",
-    [{"dtype": "bfloat16"}, {"val_ratio": 0.0}, {"ttt_steps": 16}, {"train_head": False}],
+    [{"dtype": "bfloat16"}, {"val_ratio": 0.0}, {"ttt_steps": 16}, {"train_head": False}, {"seed": -(1 << 63)}],
     ids=lambda changes: next(iter(changes)),
 )
 def test_train_at_the_edges(bench: Bench, inputs: dict[str, Any], changes: dict[str, Any]) -> None:
@@ -272,3 +273,59 @@ def test_a_disk_that_fills_up_is_named_by_file_and_leaves_nothing_half_written(
     with files_up_to(60_000), pytest.raises(OSError, match=r"too large.*optimizer_state_dict.pt"):
         bench.run("train", **inputs)
     assert not list(bench.out.iterdir())
+
+
+def test_states_of_a_verifier_with_other_weights_are_told_and_a_copy_in_another_dtype_is_the_same(
+    bench: Bench, inputs: dict[str, Any]
+) -> None:
+    """A fine-tuned verifier has the config of its base; targets come from embedding, head and final norm."""
+    other = tiny.make_verifier(bench.root / "other", seed=5)
+    bench.run("train", **{**inputs, "verifier": other})
+    [told] = bench.events("warning")
+    assert (told["code"], "targets would be another verifier's" in told["message"]) == ("verifier_differs", True)
+    tensors = load_file(bench.verifier / "model.safetensors")
+    rounded = {name: tensor.bfloat16() for name, tensor in tensors.items()}
+    save_file(rounded, other / "model.safetensors", metadata={"format": "pt"})
+    bench.run("train", **{**inputs, "verifier": other})
+    assert bench.warned() == []
+
+
+def test_extraction_does_not_go_on_with_other_weights(bench: Bench) -> None:
+    prepared = prepare(bench)
+    bench.run("extract", verifier=bench.verifier, prepared_dir=prepared, verify_rows=0)
+    meta = HiddenStateStore(bench.out).meta
+    assert meta.output_fingerprint is not None
+    assert meta.contradiction(meta.model_copy(update={"output_fingerprint": None})) is None, "as before it was noted"
+    assert "output_fingerprint" in str(meta.contradiction(meta.model_copy(update={"output_fingerprint": "0"})))
+
+
+@pytest.mark.parametrize(
+    ("tensor", "value", "said"),
+    [
+        ("model.norm.weight", float("nan"), "model.norm.weight holds values not finite"),
+        ("lm_head.weight", float("-inf"), "lm_head.weight holds values not finite"),
+        ("lm_head.weight", 0.0, "lm_head.weight holds nothing but zeros"),
+    ],
+)
+def test_a_verifier_that_would_spoil_every_loss_is_named_and_the_data_is_not(
+    bench: Bench, inputs: dict[str, Any], tensor: str, value: float, said: str
+) -> None:
+    tensors = load_file(bench.verifier / "model.safetensors")
+    tensors[tensor].fill_(value)
+    save_file(tensors, bench.verifier / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UnreadableFile, match=f"verifier/model.safetensors: {said}"):
+        bench.run("train", **inputs)
+
+
+def test_a_drafter_that_guessing_would_beat_is_told(bench: Bench, inputs: dict[str, Any]) -> None:
+    bench.run("train", **{**inputs, "lr": 10.0, "warmup_ratio": 0.0})
+    assert "worse_than_chance" in bench.warned()
+
+
+def test_skipping_every_row_is_refused_before_hours_of_nothing(bench: Bench, inputs: dict[str, Any]) -> None:
+    few = tiny.make_vocab_map(bench.root / "few", inputs["data_dir"], 2)
+    bench.run("train", **{**inputs, "vocab_map_dir": few})
+    with pytest.raises(
+        BadData, match=r"for .* of .* rows looked at, and outside_vocab skip .*: nothing would be learned"
+    ):
+        bench.run("train", **{**inputs, "vocab_map_dir": few, "outside_vocab": "skip"})

@@ -4,10 +4,11 @@ takes nothing of what it is sent.
 
 import json
 from asyncio import TimerHandle, Transport
+from http import HTTPStatus
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from server.errors import BadRequest
+from server.errors import BadRequest, HeadTooLarge, ServiceError
 
 KEPT_FREE = 600
 """Descriptors for the database, logs that are read, and workers."""
@@ -46,7 +47,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._head_bytes += len(data)
         super().data_received(data)
         if self._head_bytes > HEAD_BYTES and not self.transport.is_closing():
-            self.send_400_response(f"request line and headers are longer than {HEAD_BYTES} bytes")
+            self._refuse(HeadTooLarge(f"request line and headers are longer than {HEAD_BYTES} bytes"))
 
     def on_headers_complete(self) -> None:
         """The head has been read."""
@@ -79,20 +80,28 @@ class GuardedProtocol(HttpToolsProtocol):
             self._unread = None
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP, and never reaches the application, as the application would."""
+        """Answer what is no HTTP."""
+        self._refuse(BadRequest(msg))
+
+    def _refuse(self, error: ServiceError) -> None:
+        """Answer what never reaches the application as the application would."""
         problem = {
-            "type": f"urn:eyas:problem:{BadRequest.kind}",
-            "title": BadRequest.title,
-            "status": BadRequest.status,
-            "detail": msg,
+            "type": f"urn:eyas:problem:{error.kind}",
+            "title": error.title,
+            "status": error.status,
+            "detail": error.detail,
             "instance": "",
             "request_id": None,
             "errors": [],
         }
         body = json.dumps(problem).encode()
-        head = "HTTP/1.1 400 Bad Request\r\nContent-Type: application/problem+json\r\nConnection: close\r\n"
+        status = HTTPStatus(error.status)
+        head = f"HTTP/1.1 {status} {status.phrase}\r\nContent-Type: application/problem+json\r\nConnection: close\r\n"
         self.transport.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         self.transport.close()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Whoever offers another protocol is answered in this one, and that is nothing to warn of."""
 
     def _close_if_silent(self) -> None:
         if self.cycle is None:

@@ -20,7 +20,7 @@ class PathRules:
     def __init__(self, settings: Settings) -> None:
         self._roots = settings.all_roots
         self._state = settings.state
-        self._jobs = settings.jobs_dir
+        self._within = [root for root in settings.roots if root != settings.state]
 
     def outside(self, path: str) -> str | None:
         """Why a path may not be named at all, or None."""
@@ -48,7 +48,14 @@ class PathRules:
         return any(real.is_relative_to(root) for root in self._roots)
 
     def _is_daemons(self, real: Path) -> bool:
-        return real.parent == self._state and real.is_file()
+        return real == self._state or (real.parent == self._state and real.is_file())
+
+    def _is_kept(self, real: Path) -> bool:
+        """Whether nothing may be written there: it is the state directory, holds it, or lies in it and in no root."""
+        if self._state.is_relative_to(real):
+            return True
+        own = [root for root in self._within if root.is_relative_to(self._state)]
+        return real.is_relative_to(self._state) and not any(real.is_relative_to(root) for root in own)
 
     def foreign_link(self, path: str) -> str | None:
         """Which link below an input leads out of the roots, or None.
@@ -100,7 +107,7 @@ class PathRules:
         if not Path(path).is_absolute():
             return f"{path} is not an absolute path"
         real = resolve(path)
-        if real.is_relative_to(self._jobs) or self._state.is_relative_to(real):
+        if self._is_kept(real):
             return f"{path} belongs to the daemon; leave output_dir out to use the job's own directory"
         if (fault := taken(path, claimed)) is not None:
             return fault

@@ -11,6 +11,7 @@ ServiceError                what a client is told, as problem+json
 |- MethodNotAllowed   405
 |- Conflict           409
 |  |- RequestInFlight 409 another request with the same Idempotency-Key is at work
+|- RequestTimeout     408   a body that does not come
 |- LengthRequired     411
 |- TooLarge           413
 |- NotJson            415
@@ -135,6 +136,14 @@ class RequestInFlight(Conflict):
     kind = "request-in-flight"
     title = "The same request is being carried out"
     headers: Mapping[str, str] = {"Retry-After": "1"}
+
+
+class RequestTimeout(ServiceError):
+    """The body did not come in time."""
+
+    status = 408
+    kind = "request-timeout"
+    title = "The request did not come in time"
 
 
 class LengthRequired(ServiceError):

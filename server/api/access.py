@@ -155,8 +155,9 @@ class AccessControl:
 
     def _check_host(self, headers: Headers) -> None:
         """A name that merely resolves to this host (DNS rebinding) is refused."""
-        if len(headers.getlist("host")) > 1:
-            raise BadRequest("Host is sent more than once")
+        for once in ("host", "idempotency-key"):
+            if len(headers.getlist(once)) > 1:
+                raise BadRequest(f"{once} is sent more than once")
         name = host_name(headers.get("host", ""))
         if name not in self._hosts:
             raise Forbidden(f"Host {name!r} is not allowed; EYAS_ALLOWED_HOSTS adds names")

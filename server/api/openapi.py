@@ -18,7 +18,7 @@ from server.services.requests import PipelineRequest
 
 REFERENCE = "#/components/schemas/{model}"
 EVERYWHERE = (400, 401, 403, 429, 431, 500, 503)
-WITH_BODY = (411, 413, 415)
+WITH_BODY = (408, 411, 413, 415)
 ONLY_WITH_KEY = (KeyReused, RequestInFlight)
 
 

@@ -127,6 +127,17 @@ def test_case_j06_numbers_that_are_none_in_the_log_and_in_metrics(shared, http, 
     assert any(warning["code"] == "broken_event" for warning in job["warnings"])
 
 
+def test_a_number_too_large_for_a_float_is_no_point(shared, http):
+    daemon, planned = shared
+    head = '"time": "2026-01-01T00:00:00Z", "boottime_s": 1, "type": "progress", "step": 1, "epoch": 0, "epochs": 1'
+    losses = ["1.5", "9" * 400, "1e400", "-1e400", "2.5"]
+    lines = [f'{{"seq": {place}, {head}, "loss": {loss}}}' for place, loss in enumerate(losses, 2)]
+    [stored] = daemon.client.submit(planned(*(["raw", line] for line in lines)))
+    daemon.wait_ended(stored["id"])
+    points = http.get(f"/jobs/{stored['id']}/metrics?names=train.loss").json()["series"]["train.loss"]["points"]
+    assert [value for _, value in points] == [1.5, 2.5]
+
+
 @pytest.mark.parametrize(
     ("header", "status", "content", "told"),
     [

@@ -235,8 +235,8 @@ def _begin_of(tier: Tier, directory: Path) -> float:
 
 
 def thin(series: Series, max_points: int) -> list[tuple[float, float]]:
-    """At most `max_points` of a series: of each span of time the smallest and the largest value, as they came; and where
-    there is room for four, the first and the last.
+    """At most `max_points` of a series: of each span of time the smallest and the largest value, as they came; and the
+    first and the last, where there is room for four.
     """
     count = len(series.times)
     if count <= max_points:

@@ -1,5 +1,5 @@
-"""Connections of clients: not more than the process has descriptors for, none that says nothing for ever, none that does
-not end its request, and none that takes nothing of what it is sent.
+"""Connections of clients: not more than the process has descriptors for, none that says nothing for ever, none that
+does not end its request, and none that takes nothing of what it is sent.
 """
 
 import json

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from eagle3_core.contract.access import unusable
 from eagle3_core.contract.jobdir import MARKER_NAME
-from eagle3_core.contract.params import STAGES, ExternalParams, StageParams
-from server.domain.job import Job
+from eagle3_core.contract.params import ExternalParams, StageParams
 from server.errors import FieldError
 from server.settings import Settings
 
@@ -83,9 +82,9 @@ class PathRules:
                     left.append(Path(entry.path))
         return None
 
-    def left_roots(self, job: Job) -> str | None:
+    def left_roots(self, params: StageParams) -> str | None:
         """Which path of a stored job lies outside by now, because of a link changed since, or of other roots."""
-        return next((fault for _, fault in self.refused(STAGES[job.stage].model_validate(job.params))), None)
+        return next((fault for _, fault in self.refused(params)), None)
 
     def unreadable(self, path: str, coming: Collection[Path]) -> str | None:
         """Why an input cannot be used, or None. `coming` are output directories that will exist by then."""

@@ -116,7 +116,8 @@ def build_app(runtime: Runtime, gate: Gate, on_death: Callable[[], None], port: 
     # Cookies do not know ports: two daemons on one host must not overwrite each other's.
     cookie_name = f"eyas_session_{port}"
     app.state.context = AppContext(runtime, gate, loop, cookie_name)
-    problems.install(app)
+    routes = [route for router in ROUTERS for route in router.routes]
+    problems.install(app, routes)
     waiting.install(app)
     hosts = frozenset(name.lower() for name in (runtime.settings.host, *runtime.settings.allowed_hosts))
     app.add_middleware(
@@ -125,7 +126,7 @@ def build_app(runtime: Runtime, gate: Gate, on_death: Callable[[], None], port: 
         gate=gate,
         cookie_name=cookie_name,
         hosts=hosts,
-        routes=[route for router in ROUTERS for route in router.routes],
+        routes=routes,
         ready=READY,
     )
     return app

@@ -5,11 +5,14 @@ ServiceError                what a client is told, as problem+json
 |- Unreadable         400   the body is no JSON, or no YAML
 |- Unauthorized       401
 |- TooManyFailures    429   an address that has failed to sign in too often
+|- HeadTooLarge       431   a request line and headers that do not end
 |- Forbidden          403   outside the roots, a foreign Host or Origin, a scope that does not reach
 |- NotFound           404
 |- MethodNotAllowed   405
 |- Conflict           409
 |  |- RequestInFlight 409 another request with the same Idempotency-Key is at work
+|- RequestTimeout     408   a body that does not come
+|- LengthRequired     411
 |- TooLarge           413
 |- NotJson            415
 |- RangeNotSatisfiable 416
@@ -87,6 +90,14 @@ class TooManyFailures(ServiceError):
     headers = MappingProxyType({"Retry-After": "2"})
 
 
+class HeadTooLarge(ServiceError):
+    """The request line and headers are longer than accepted."""
+
+    status = 431
+    kind = "head-too-large"
+    title = "Request line or headers too long"
+
+
 class Forbidden(ServiceError):
     """Known, but not allowed."""
 
@@ -127,6 +138,22 @@ class RequestInFlight(Conflict):
     headers: Mapping[str, str] = {"Retry-After": "1"}
 
 
+class RequestTimeout(ServiceError):
+    """The body did not come in time."""
+
+    status = 408
+    kind = "request-timeout"
+    title = "The request did not come in time"
+
+
+class LengthRequired(ServiceError):
+    """The body does not say how long it is."""
+
+    status = 411
+    kind = "length-required"
+    title = "Content-Length is missing"
+
+
 class TooLarge(ServiceError):
     """The body is larger than accepted."""
 
@@ -136,10 +163,10 @@ class TooLarge(ServiceError):
 
 
 class NotJson(ServiceError):
-    """The body is not announced as JSON."""
+    """The body is not announced as JSON, or is compressed."""
 
     status = 415
-    kind = "not-json"
+    kind = "unsupported-media-type"
     title = "Content-Type must be application/json, or application/yaml for a pipeline"
 
 

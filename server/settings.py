@@ -71,7 +71,9 @@ class Settings(BaseSettings):
     unread_s: float = Field(
         60.0, gt=0, description="seconds a client may take nothing of what it is sent before its connection is closed"
     )
-    silent_s: float = Field(30.0, gt=0, description="seconds a new connection may send no request before it is closed")
+    silent_s: float = Field(
+        30.0, gt=0, description="seconds a new connection may send no request, and a request may take to send its body"
+    )
     session_hours: float = Field(12.0, gt=0, description="life of a browser session")
     login_minutes: float = Field(10.0, gt=0, description="life of a login link")
     external_scope: Literal["admin", "submit"] = Field("admin", description="what a token needs for `external` jobs")

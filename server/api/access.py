@@ -3,7 +3,7 @@ must not; and who asked.
 
 Host not allowed -> 403    no token, no session -> 401    scope too small -> 403
 body not JSON -> 415       body too large -> 413          write by cookie from another origin -> 403
-                                                          wrong tokens without end -> 429
+two Hosts -> 400           its length not said -> 411     wrong tokens without end -> 429
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,16 @@ from server.api.problems import REQUEST_ID, problem_response, request_id_of
 from server.domain.callers import Caller
 from server.domain.callers import Scope as TokenScope
 from server.domain.ids import is_job_id
-from server.errors import Forbidden, NotJson, ServiceError, TooLarge, TooManyFailures, Unauthorized
+from server.errors import (
+    BadRequest,
+    Forbidden,
+    LengthRequired,
+    NotJson,
+    ServiceError,
+    TooLarge,
+    TooManyFailures,
+    Unauthorized,
+)
 from server.services import audit
 from server.services.auth import Gate
 from server.services.runtime import Runtime
@@ -146,6 +155,9 @@ class AccessControl:
 
     def _check_host(self, headers: Headers) -> None:
         """A name that merely resolves to this host (DNS rebinding) is refused."""
+        for once in ("host", "idempotency-key"):
+            if len(headers.getlist(once)) > 1:
+                raise BadRequest(f"{once} is sent more than once")
         name = host_name(headers.get("host", ""))
         if name not in self._hosts:
             raise Forbidden(f"Host {name!r} is not allowed; EYAS_ALLOWED_HOSTS adds names")
@@ -213,12 +225,21 @@ def _check_write(headers: Headers, path: str, by_cookie: bool) -> None:
         raise Forbidden("a write from another site is refused")
     length = headers.get("content-length", "0")
     has_body = length != "0" or "transfer-encoding" in headers
-    kind = headers.get("content-type", "").partition(";")[0].strip()
+    kind = media_type(headers)
     # No page of another origin can send either without asking first: neither is what a form can send.
     if (has_body or by_cookie) and kind != "application/json" and not (kind == YAML and path == YAML_PATH):
         raise NotJson(f"the body must be sent as application/json, to {YAML_PATH} also as {YAML}")
-    if "transfer-encoding" in headers or not length.isdigit() or int(length) > MAX_BODY:
-        raise TooLarge(f"a body has at most {MAX_BODY} bytes and says how many in Content-Length")
+    if (coding := headers.get("content-encoding", "identity").strip().lower()) != "identity":
+        raise NotJson(f"a body with Content-Encoding {coding} is not unpacked; send it as it is")
+    if "transfer-encoding" in headers:
+        raise LengthRequired(f"a body says in Content-Length how many bytes it has, at most {MAX_BODY}; not in chunks")
+    if int(length) > MAX_BODY:
+        raise TooLarge(f"a body has at most {MAX_BODY} bytes")
+
+
+def media_type(headers: Headers) -> str:
+    """What a body is announced as, without parameters; the case of it means nothing (RFC 9110, 8.3.1)."""
+    return headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 def peer_of(scope: Scope) -> str | None:

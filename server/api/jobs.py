@@ -217,6 +217,8 @@ async def get_jobs(
 
 def _ids_in(ids: str | None, until: Until, waits: bool) -> list[str]:
     named = list(dict.fromkeys(one for one in (ids or "").split(",") if one))
+    if ids is not None and not named:
+        raise Invalid.of([FieldError("?ids", "names no job; leave it out for all of them")])
     if len(named) > MAX_IDS:
         raise Invalid.of([FieldError("?ids", f"{len(named)} jobs are named; {MAX_IDS} can be")])
     if waits and until in (Until.EPOCH, Until.CHECKPOINT):
@@ -229,11 +231,7 @@ def _ids_in(ids: str | None, until: Until, waits: bool) -> list[str]:
 
 def _list_known(context: Context, request: Request, until: Until, known: str | None) -> str | None:
     """The digest in the validator the client sent, whichever this wait compares; None when it sent none."""
-    tags = (
-        tags_of(request.headers.get("if-none-match"))
-        if known is None
-        else [known.strip().removeprefix("W/").strip('"')]
-    )
+    tags = tags_of(request) if known is None else [known.strip().removeprefix("W/").strip('"')]
     parts = [tag.split("-") for tag in tags if tag != "*"]
     if not parts:
         return None

@@ -29,12 +29,10 @@ MAX_LIMIT = 8 << 20
 IN_ONE = 1 << 18
 """Bytes that are held at a time; more are read while they are sent."""
 
-MAX_TAIL = 100_000
-
-_RANGE = re.compile(r"bytes=\s*(?:([0-9]{1,18})-([0-9]{0,18})|-([0-9]{1,18}))\s*", re.IGNORECASE)
+_RANGE = re.compile(r"bytes=\s*(?:([0-9]{1,99})-([0-9]{0,99})|-([0-9]{1,99}))\s*", re.IGNORECASE)
 
 OffsetParam = Annotated[int | None, Query(ge=0, le=MAX_OFFSET, description="raw byte to begin at; default: 0")]
-TailParam = Annotated[int | None, Query(ge=0, le=MAX_TAIL, description="begin at the last so many lines instead")]
+TailParam = Annotated[int | None, Query(ge=0, le=MAX_OFFSET, description="begin at the last so many lines instead")]
 AttemptParam = Annotated[int | None, Query(ge=1, le=1_000_000, description="default: the newest one")]
 ViewParam = Annotated[
     View, Query(description="clean: no colours, and of a progress bar drawn over itself the last drawing")
@@ -80,12 +78,13 @@ async def get_log(
     if whole and (wanted := _range_of(request)):
         return await _ranged(log, wanted)
     told: dict[str, str] = {}
-    if tail is not None:
+    if tail is not None and view == View.CLEAN:
         part = await run_in_threadpool(log.tail, tail, most, view)
     else:
         ask = None if request.method == "HEAD" else ask_of(context, request, wait)
         wait_s, told = (0.0, told) if ask is None else (ask.seconds, ask.headers)
-        reading = next_part(context.runtime, job_id, attempt, offset or 0, min(most, IN_ONE), view, wait_s)
+        begin = offset or 0 if tail is None else await run_in_threadpool(log.begin_of_last, tail, most)
+        reading = next_part(context.runtime, job_id, attempt, begin, min(most, IN_ONE), view, wait_s)
         part = await (unless_gone(context, request, reading) if wait_s else reading)
         if view == View.RAW and most > len(part.data) == IN_ONE:
             size, end = await run_in_threadpool(log.extent)

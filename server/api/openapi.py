@@ -17,8 +17,8 @@ from server.errors import KeyReused, RequestInFlight, ServiceError
 from server.services.requests import PipelineRequest
 
 REFERENCE = "#/components/schemas/{model}"
-EVERYWHERE = (400, 401, 403, 429, 500, 503)
-WITH_BODY = (413, 415)
+EVERYWHERE = (400, 401, 403, 429, 431, 500, 503)
+WITH_BODY = (408, 411, 413, 415)
 ONLY_WITH_KEY = (KeyReused, RequestInFlight)
 
 

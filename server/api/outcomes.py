@@ -5,7 +5,7 @@ from email.utils import format_datetime
 from typing import Annotated, Any
 from urllib.parse import quote
 
-from fastapi import APIRouter, Header, Query, Response
+from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field
 
@@ -66,6 +66,7 @@ def get_artifacts(context: Context, job_id: str) -> ArtifactList:
     return list_artifacts(context.runtime, job_id)
 
 
+@router.head("/artifacts/{path:path}", include_in_schema=False)
 @router.get(
     "/artifacts/{path:path}",
     operation_id="getArtifact",
@@ -78,6 +79,7 @@ def get_artifacts(context: Context, job_id: str) -> ArtifactList:
 )
 def get_artifact(
     context: Context,
+    request: Request,
     job_id: str,
     path: str,
     range_: Annotated[str | None, Header(alias="Range", description="bytes=0-1023; one part")] = None,
@@ -90,7 +92,11 @@ def get_artifact(
     except Unsatisfiable:
         opened.file.close()
         raise RangeNotSatisfiable(f"{path} has {opened.size} bytes", opened.size) from None
-    return _file_response(opened, path.rpartition("/")[2], part)
+    response = _file_response(opened, path.rpartition("/")[2], part)
+    if request.method == "HEAD":
+        opened.file.close()  # nobody would read it to its end
+        return Response(None, response.status_code, response.headers, response.media_type)
+    return response
 
 
 def _file_response(opened: OpenArtifact, name: str, part: Span | None) -> Response:

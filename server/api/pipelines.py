@@ -1,20 +1,19 @@
 """Pipelines: a chain as one document, JSON or YAML."""
 
-import json
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Depends, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from pydantic import ValidationError
 
-from server.api.access import YAML
+from server.api.access import YAML, media_type
 from server.api.context import Context, From
 from server.api.jobs import CancelRequest, IdempotencyKey
 from server.api.problems import Problem
 from server.api.routes import KnownQuery
 from server.domain.faults import fault_of
-from server.errors import MAX_ERRORS, Invalid, Unreadable
-from server.services.documents import read_yaml
+from server.errors import MAX_ERRORS, Invalid
+from server.services.documents import read_json, read_yaml
 from server.services.dry_run import DryRun, dry_run
 from server.services.pipelines import (
     PipelineList,
@@ -37,21 +36,13 @@ router = APIRouter(prefix="/pipelines", tags=["pipelines"], responses=_KNOWN, ro
 async def _document(request: Request) -> PipelineRequest:
     """The body, as JSON or YAML says it."""
     data = await request.body()
-    kind = request.headers.get("content-type", "").partition(";")[0].strip()
-    value = await run_in_threadpool(read_yaml, data) if kind == YAML else _json(data)
+    value = await run_in_threadpool(read_yaml, data) if media_type(request.headers) == YAML else read_json(data)
     try:
         return PipelineRequest.model_validate(value)
     except ValidationError as error:
         found = error.errors(include_url=False)[:MAX_ERRORS]
         shown = [fault_of(one, one["loc"], PipelineRequest, "") for one in found]
         raise Invalid.of(shown, error.error_count()) from None
-
-
-def _json(data: bytes) -> Any:
-    try:
-        return json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise Unreadable(f"not JSON: {error}") from None
 
 
 @router.post(

@@ -3,8 +3,9 @@
 import logging
 import random
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from http import HTTPStatus
 from typing import Any, get_args
 
@@ -15,6 +16,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, Field
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.routing import BaseRoute, Match, Route
 
 from server.domain.faults import fault_of
 from server.domain.redaction import Redactor
@@ -96,11 +98,11 @@ def _respond(request: Request, error: ServiceError) -> JSONResponse:
     return problem_response(error, request.url.path, request_id, redactor.text)
 
 
-def install(app: FastAPI) -> None:
-    """Have every error of the app answered as a problem."""
+def install(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
+    """Have every error of the app answered as a problem; `routes` are all it has."""
     app.add_exception_handler(ServiceError, _on_service_error)
     app.add_exception_handler(RequestValidationError, _on_request_error)
-    app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_exception_handler(HTTPException, partial(_on_http_error, routes))
     app.add_exception_handler(Exception, _on_bug)
 
 
@@ -109,26 +111,31 @@ async def _on_service_error(request: Request, error: Exception) -> Response:
     return _respond(request, error)
 
 
-async def _on_http_error(request: Request, error: Exception) -> Response:
+async def _on_http_error(routes: Sequence[BaseRoute], request: Request, error: Exception) -> Response:
     """What the framework refuses: no such route, no such method, a body that cannot be parsed."""
     assert isinstance(error, HTTPException)
     if error.status_code == HTTPStatus.NOT_FOUND:
         return _respond(request, NotFound(f"there is no {request.url.path}"))
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        allowed = (error.headers or {}).get("Allow", "others")
+        allowed = ", ".join(_methods_of(routes, request))
         refused = MethodNotAllowed(f"{request.url.path} does not know {request.method}; it knows {allowed}")
         response = _respond(request, refused)
-        response.headers.update(error.headers or {})
+        response.headers["Allow"] = allowed
         return response
-    # The only other one the framework raises itself: a body no parser reads, such as one nested thousands deep.
-    return _respond(request, Unreadable(str(error.detail)))
+    # The only other one the framework raises itself: the body could not be read, for the reason it was raised from.
+    unread = error.__cause__ if isinstance(error.__cause__, ServiceError) else Unreadable(str(error.detail))
+    return _respond(request, unread)
+
+
+def _methods_of(routes: Sequence[BaseRoute], request: Request) -> list[str]:
+    """What can be done with the path: each method is a route of its own."""
+    there = [one for one in routes if isinstance(one, Route) and one.matches(request.scope)[0] != Match.NONE]
+    return sorted(set().union(*(route.methods or () for route in there)))
 
 
 async def _on_request_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     faults = error.errors()
-    if any(fault["type"] == "json_invalid" for fault in faults):
-        return _respond(request, Unreadable(f"not JSON: {faults[0]['ctx']['error']}"))
     shown = [_field_error(request, fault) for fault in faults[:MAX_ERRORS]]
     return _respond(request, Invalid.of(shown, len(faults)))
 

@@ -1,5 +1,5 @@
 """Routes that refuse what they do not know: a misspelt parameter must not be taken for one that was left out, nor the
-last of several values for the only one.
+last of several values for the only one, in the query or in the body.
 """
 
 from collections.abc import Callable, Coroutine
@@ -14,6 +14,15 @@ from pydantic import TypeAdapter
 from server.api.context import app_context
 from server.domain.words import nearest
 from server.errors import FieldError, Invalid
+from server.services.documents import read_json
+
+
+class _Request(Request):
+    """A request whose body is read by our own rules."""
+
+    async def json(self) -> Any:
+        """The JSON value of the body."""
+        return read_json(await self.body())
 
 
 class KnownQuery(APIRoute):
@@ -36,7 +45,7 @@ class KnownQuery(APIRoute):
                 ]
                 if wrong:
                     raise Invalid.of(wrong)
-            return await handle(request)
+            return await handle(_Request(request.scope, request.receive))
 
         return checked
 

@@ -43,8 +43,8 @@ _STREAM: dict[int | str, dict[str, Any]] = {
     204: {"description": "all was sent"},
 }
 
-LastId = Annotated[str | None, Header(max_length=100, description="the last id that was received: go on behind it")]
-LastIdParam = Annotated[str | None, Query(max_length=100, description="the same, where no header can be sent")]
+LastId = Annotated[str | None, Header(description="the last id that was received: go on behind it")]
+LastIdParam = Annotated[str | None, Query(description="the same, where no header can be sent")]
 
 
 class Place:

@@ -29,7 +29,8 @@ Wait = Annotated[
 ]
 UntilParam = Annotated[Until, Query(description="what to wait for")]
 
-_WAIT_PREFERENCE = re.compile(r"^\s*wait\s*=\s*\"?([0-9]{1,9})\"?\s*(?:;.*)?$", re.IGNORECASE)
+_PREFERENCE = re.compile(r'(?:"(?:[^"\\]|\\.)*"|[^",])+')
+_WAIT_PREFERENCE = re.compile(r"^\s*wait\s*=\s*\"?([0-9]{1,99})\"?\s*(?:;.*)?$", re.IGNORECASE)
 _TAG = re.compile(r'\s*(?:W/)?"([^"]*)"\s*')
 
 
@@ -59,16 +60,15 @@ def ask_of(context: AppContext, request: Request, wait: str | None) -> Ask | Non
         except ValueError as error:
             raise Invalid.of([FieldError("?wait", str(error))]) from None
     for header in request.headers.getlist("prefer"):
-        for preference in header.split(","):
+        for preference in _PREFERENCE.findall(header):
             if found := _WAIT_PREFERENCE.match(preference):
                 return Ask(min(float(found[1]), longest), preferred=True)
     return None
 
 
-def tags_of(text: str | None) -> list[str]:
-    """The entity tags of an If-None-Match, without quotes; `*` stands for itself."""
-    if text is None:
-        return []
+def tags_of(request: Request) -> list[str]:
+    """The entity tags of If-None-Match, without quotes; `*` stands for itself."""
+    text = ",".join(request.headers.getlist("if-none-match"))
     return ["*"] if text.strip() == "*" else _TAG.findall(text)
 
 
@@ -84,14 +84,14 @@ def version_known(context: AppContext, request: Request, since: str | None) -> i
     """The newest version that `since`, or else If-None-Match, says the client has; None when neither does."""
     if since is not None:
         return version_in(context, since)
-    versions = [version_in(context, tag) for tag in tags_of(request.headers.get("if-none-match")) if tag != "*"]
+    versions = [version_in(context, tag) for tag in tags_of(request) if tag != "*"]
     return max(versions, default=None)
 
 
 def conditional(request: Request, tag: str, body: bytes, headers: dict[str, str]) -> Response:
     """The body with its entity tag, or 304 when the client has it."""
     headers = {**headers, "ETag": f'"{tag}"'}
-    if {tag, "*"} & set(tags_of(request.headers.get("if-none-match"))):
+    if {tag, "*"} & set(tags_of(request)):
         return Response(status_code=304, headers=headers)
     return Response(body, media_type="application/json", headers=headers)
 

@@ -11,6 +11,7 @@ Source for the sequences: ECMA-48, sections 5.3, 5.4 and 5.6; OSC as xterm ends 
 """
 
 import re
+from collections.abc import Callable
 
 MAX_SEQUENCE = 4096
 """Bytes of the longest control string (a title, a link); a longer one is text."""
@@ -20,10 +21,14 @@ _SEQUENCE = re.compile(
     rb"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI: colours, movements, modes
     rb"|\x1b[\]PX^_]" + _STRING + rb"(?:\x07|\x1b\\)"  # OSC, DCS, SOS, PM, APC: titles, links
     rb"|\x1b[ -/]*[0-Z\\`-~]"  # two and three bytes: character sets, keypad, index
-    rb"|\x1b"
-    rb"|\xc2[\x80-\x9f]"  # the same control functions as one character
-    rb"|[\x00-\x07\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f]"
 )
+_CONTROLS = bytes({*range(0x20), 0x7F} - set(b"\b\t\n\r"))
+_C1 = dict.fromkeys(range(0x80, 0xA0))
+"""The same control functions as one character each."""
+
+_DRAWN = re.compile(rb"^[^\n\r\b]*[\r\b][^\n]*", re.MULTILINE)
+"""A line that was drawn over itself."""
+
 _UNFINISHED = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*|[\]PX^_]" + _STRING + rb"\x1b?|[ -/]*)\Z")
 _CHARACTER = re.compile(rb"(?:[\xc2-\xdf]|[\xe0-\xef][\x80-\xbf]?|[\xf0-\xf4][\x80-\xbf]{0,2})\Z")
 
@@ -44,11 +49,25 @@ def clean(data: bytes, before: bytes = b"", last: bool = True, at_end: bool = Tr
         at_end: nothing follows as yet; else as many whole lines are taken as there are.
     """
     used = _cut(data, last, at_end)
-    lines = _SEQUENCE.sub(b"", data[: _before_unfinished(data, used)]).split(b"\n")
-    shown = _line(before[before.rfind(b"\n") + 1 :]) != b""
-    begun = _continued(lines[0], overwritten=before.endswith(b"\r")) if shown else _line(lines[0])
-    text = b"\n".join([begun, *map(_line, lines[1:])])
-    return text.decode(errors="replace").encode(), used
+    first, newline, rest = _without_controls(data[: _before_unfinished(data, used)]).partition(b"\n")
+    shown = _line(_without_controls(before[before.rfind(b"\n") + 1 :])) != b""
+    begun = _continued(first, overwritten=before.endswith(b"\r")) if shown else _line(first)
+    text = (begun + newline + _replaced(_DRAWN, rest, _line)).decode(errors="replace")
+    return (text if text.isascii() else text.translate(_C1)).encode(), used
+
+
+def _without_controls(data: bytes) -> bytes:
+    """Without sequences and control characters."""
+    return _replaced(_SEQUENCE, data, lambda _sequence: b"").translate(None, _CONTROLS)
+
+
+def _replaced(pattern: re.Pattern[bytes], data: bytes, by: Callable[[bytes], bytes]) -> bytes:
+    """As `pattern.sub`, which takes a hundred bytes for each match."""
+    kept, place = bytearray(), 0
+    for found in pattern.finditer(data):
+        kept += data[place : found.start()] + by(found[0])
+        place = found.end()
+    return bytes(kept + data[place:]) if place else data
 
 
 def _cut(data: bytes, last: bool, at_end: bool) -> int:
@@ -72,8 +91,13 @@ def _before_unfinished(data: bytes, end: int) -> int:
 
 def _line(raw: bytes) -> bytes:
     """What is left of a line that was drawn over itself."""
-    drawn = [_rubbed_out(one) for one in _SEQUENCE.sub(b"", raw).split(b"\r")]
-    return next((one for one in reversed(drawn) if one), b"")
+    end = len(raw)
+    while end >= 0:
+        begin = raw.rfind(b"\r", 0, end)
+        if text := _rubbed_out(raw[begin + 1 : end]):
+            return text
+        end = begin
+    return b""
 
 
 def _continued(raw: bytes, overwritten: bool) -> bytes:

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-_ONE = re.compile(r"bytes=\s*(\d{0,18})-(\d{0,18})\s*")
+_ONE = re.compile(r"bytes=\s*([0-9]{0,99})-([0-9]{0,99})\s*")
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,11 @@
-"""YAML documents as JSON values: the safe subset, read as YAML 1.2 reads it.
+"""Bodies: JSON, and YAML documents as JSON values, of which the safe subset is read as YAML 1.2 reads it.
 
 YAML 1.1, which the library follows by itself, takes the key `on` for true and 1e-4 for a text.
 """
 
+import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import yaml
@@ -15,6 +17,33 @@ _TAGS = frozenset(_TAG + kind for kind in ("null", "bool", "int", "float", "str"
 
 MAX_BYTES = 256 << 10
 """Of a document; reading takes about a second a megabyte."""
+
+
+def read_json(data: bytes) -> Any:
+    """The JSON value of a body. NaN and infinities are read, to be refused where they stand.
+
+    Raises:
+        Unreadable: it is none, is not UTF-8, or has a key twice, of which only the last would count.
+    """
+    try:
+        return json.loads(data.decode("utf-8-sig"), object_pairs_hook=_each_key_once)
+    except UnicodeDecodeError as error:
+        raise Unreadable(f"the body is not UTF-8 (byte {error.start})") from None
+    except json.JSONDecodeError as error:
+        raise Unreadable(f"not JSON: {error}") from None
+    except ValueError:
+        raise Unreadable("a number of the body has more digits than can be read") from None
+    except RecursionError:
+        raise Unreadable("the body is nested too deeply") from None
+
+
+def _each_key_once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise Unreadable(f"the key {twice[:100]!r} comes twice")
+    return found
 
 
 class _Loader(yaml.CSafeLoader):

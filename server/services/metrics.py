@@ -1,6 +1,7 @@
 """What clients are shown of GPUs, of the host, and of a job over time."""
 
 import json
+import sys
 from collections.abc import Collection, Iterator
 from datetime import datetime
 from typing import Any
@@ -143,10 +144,12 @@ def _training_values(event: dict[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def _numbers(name: str, value: object) -> Iterator[tuple[str, float]]:
+    """The value under its name, those of a list each with its place; none that is no number a float can be."""
     if isinstance(value, bool):
         return
     if isinstance(value, (int, float)):
-        yield name, float(value)
+        if abs(value) <= sys.float_info.max:
+            yield name, float(value)
     elif isinstance(value, list):
         for place, one in enumerate(value):
             yield from _numbers(f"{name}.{place}", one)

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from eagle3_core.contract.access import unusable
 from eagle3_core.contract.jobdir import MARKER_NAME
-from eagle3_core.contract.params import STAGES, ExternalParams, StageParams
-from server.domain.job import Job
+from eagle3_core.contract.params import ExternalParams, StageParams
 from server.errors import FieldError
 from server.settings import Settings
 
@@ -20,7 +19,7 @@ class PathRules:
     def __init__(self, settings: Settings) -> None:
         self._roots = settings.all_roots
         self._state = settings.state
-        self._jobs = settings.jobs_dir
+        self._within = [root for root in settings.roots if root != settings.state]
 
     def outside(self, path: str) -> str | None:
         """Why a path may not be named at all, or None."""
@@ -48,7 +47,14 @@ class PathRules:
         return any(real.is_relative_to(root) for root in self._roots)
 
     def _is_daemons(self, real: Path) -> bool:
-        return real.parent == self._state and real.is_file()
+        return real == self._state or (real.parent == self._state and real.is_file())
+
+    def _is_kept(self, real: Path) -> bool:
+        """Whether nothing may be written there: it is the state directory, holds it, or lies in it and in no root."""
+        if self._state.is_relative_to(real):
+            return True
+        own = [root for root in self._within if root.is_relative_to(self._state)]
+        return real.is_relative_to(self._state) and not any(real.is_relative_to(root) for root in own)
 
     def foreign_link(self, path: str) -> str | None:
         """Which link below an input leads out of the roots, or None.
@@ -76,9 +82,9 @@ class PathRules:
                     left.append(Path(entry.path))
         return None
 
-    def left_roots(self, job: Job) -> str | None:
+    def left_roots(self, params: StageParams) -> str | None:
         """Which path of a stored job lies outside by now, because of a link changed since, or of other roots."""
-        return next((fault for _, fault in self.refused(STAGES[job.stage].model_validate(job.params))), None)
+        return next((fault for _, fault in self.refused(params)), None)
 
     def unreadable(self, path: str, coming: Collection[Path]) -> str | None:
         """Why an input cannot be used, or None. `coming` are output directories that will exist by then."""
@@ -100,7 +106,7 @@ class PathRules:
         if not Path(path).is_absolute():
             return f"{path} is not an absolute path"
         real = resolve(path)
-        if real.is_relative_to(self._jobs) or self._state.is_relative_to(real):
+        if self._is_kept(real):
             return f"{path} belongs to the daemon; leave output_dir out to use the job's own directory"
         if (fault := taken(path, claimed)) is not None:
             return fault

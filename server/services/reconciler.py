@@ -20,6 +20,7 @@ from typing import Any
 from eagle3_core.contract.events import Event
 from eagle3_core.contract.exits import Reason
 from eagle3_core.contract.jobdir import EVENTS_NAME, JOB_ID_VARIABLE, JobDir, is_full
+from eagle3_core.contract.params import STAGES
 from server.db.queries import events as event_queries
 from server.db.queries import jobs as job_queries
 from server.domain.advance import STALLED, Observation, advance, conclude, finish, read_events, stop_asked
@@ -37,6 +38,7 @@ from server.services.leases import Leases, write_resources
 from server.services.observer import NeverBegan, new_lines, observe
 from server.services.orders import Orders, clear_orders, order_once
 from server.services.paths import PathRules
+from server.services.programs import foreign_program
 from server.services.records import Gone, write_record, write_spec
 from server.services.runtime import Runtime
 from server.settings import worker_environment
@@ -368,8 +370,9 @@ class Reconciler:
         self._tried[job.id] = clock.boottime()
         directory = self._runtime.job_dir(job.id)
         attempt = directory.attempt(job.attempt.number)
-        if moved := PathRules(self._runtime.settings).left_roots(job):
-            self._apply(job, finish(job, End(ExitRecord(error=moved)), clock.utc_now()))
+        settings, params = self._runtime.settings, STAGES[job.stage].model_validate(job.params)
+        if refused := PathRules(settings).left_roots(params) or foreign_program(settings, params):
+            self._apply(job, finish(job, End(ExitRecord(error=refused)), clock.utc_now()))
             return
         try:
             write_spec(self._runtime, write_record(self._runtime, job.id))

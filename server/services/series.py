@@ -235,15 +235,15 @@ def _begin_of(tier: Tier, directory: Path) -> float:
 
 
 def thin(series: Series, max_points: int) -> list[tuple[float, float]]:
-    """At most `max_points` of a series: of each span of time the smallest and the largest value, as they came."""
+    """At most `max_points` of a series: of each span of time the smallest and the largest value, as they came; and the
+    first and the last, where there is room for four.
+    """
     count = len(series.times)
     if count <= max_points:
         return list(zip(series.times, series.values, strict=True))
-    spans = max(1, max_points // 2)
-    kept: list[tuple[float, float]] = []
+    kept = {0, count - 1} if max_points >= 4 else set()
+    spans = max(1, (max_points - len(kept)) // 2)
     for span in range(spans):
         places = range(span * count // spans, (span + 1) * count // spans)
-        lowest = min(places, key=series.values.__getitem__)
-        highest = max(places, key=series.values.__getitem__)
-        kept += [(series.times[place], series.values[place]) for place in sorted({lowest, highest})]
-    return kept[:max_points]
+        kept |= {min(places, key=series.values.__getitem__), max(places, key=series.values.__getitem__)}
+    return [(series.times[place], series.values[place]) for place in sorted(kept)]

@@ -43,7 +43,7 @@ class Snapshots:
         redactor: Redactor | None = None,
         tell: Callable[[str], None] = lambda _job_id: None,
     ) -> None:
-        """`tell` is called with the id of each job that has changed, once its new view can be had."""
+        """`tell` is called with the id of each job that has changed, once its new view can be had, or was deleted."""
         self._capacity = capacity
         self._redactor = redactor or Redactor()
         self._tell = tell
@@ -73,6 +73,7 @@ class Snapshots:
         with self._lock:
             self._deleted.add(job_id)
             self._by_id.pop(job_id, None)
+        self._tell(job_id)
 
     def get(self, job_id: str) -> Snapshot | None:
         """The view of a job, or None when it has to be loaded."""

@@ -147,6 +147,10 @@ def test_files_are_listed_and_fetched_whole_and_in_parts(shared, tmp_path):
     whole = ask(daemon, "GET", path)
     assert whole.headers["content-disposition"] == "attachment; filename*=UTF-8''weights%20%231.bin"
     assert whole.headers["x-content-type-options"] == "nosniff"
+    head = ask(daemon, "HEAD", path)
+    told = ("content-length", "etag", "accept-ranges", "content-disposition", "content-type", "last-modified")
+    assert (head.status_code, head.content) == (200, b"")
+    assert [head.headers[name] for name in told] == [whole.headers[name] for name in told]
     for asked, start, end in (
         ("bytes=10-19", 10, 20),
         ("bytes=2999990-", 2_999_990, 3_000_000),

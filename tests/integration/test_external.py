@@ -69,6 +69,21 @@ def test_only_programs_the_setting_names_may_run(daemon, argv):
         assert "EYAS_EXTERNAL_PROGRAMS" in str(refused.value)
 
 
+def test_a_link_to_a_program_that_is_turned_while_the_job_waits_starts_nothing(daemon):
+    link, go, ran = (daemon.root / name for name in ("turned", "go", "ran"))
+    link.symlink_to(SHELL)
+    [first] = daemon.client.submit(program(f"until [ -e {go} ]; do sleep 0.02; done"))
+    argv = [str(link), str(ran)]
+    [second] = daemon.client.submit({"stage": "external", "params": {"argv": argv}, "depends_on": [first["id"]]})
+    link.unlink()
+    link.symlink_to("/usr/bin/touch")
+    go.touch()
+    job = daemon.wait_ended(second["id"])
+    assert (job["state"], job["reason"]) == ("failed", "spawn_failed")
+    assert "EYAS_EXTERNAL_PROGRAMS" in job["cause"]
+    assert not ran.exists()
+
+
 def test_programs_are_compared_with_links_followed(daemon):
     link = daemon.root / "link"
     link.symlink_to(SHELL)

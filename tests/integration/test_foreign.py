@@ -332,6 +332,16 @@ def test_processes_that_cannot_be_adopted(daemon: Any, place: Path, start: Any) 
     daemon.wait_ended(ours["id"])
 
 
+def test_a_log_that_is_a_pipe_is_told(daemon: Any, place: Path, start: Any) -> None:
+    theirs = start("sleep", "1000")
+    os.mkfifo(place / "pipe")
+    params = {"pid": theirs.pid, "log": str(place / "pipe")}
+    [stored] = daemon.client.submit({"stage": "adopt", "params": params})
+    job = daemon.wait_ended(stored["id"])
+    assert (job["state"], job["reason"]) == ("failed", "bad_input")
+    assert "is no regular file" in job["cause"]
+
+
 def test_fault_03_a_recycled_pid_is_not_the_adopted_process(daemon: Any, place: Path, start: Any) -> None:
     """The job is held until the process is gone; whoever has its pid by then has another start."""
     theirs = start("sleep", "1000")

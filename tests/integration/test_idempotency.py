@@ -28,6 +28,13 @@ def test_fault_05_the_same_key_and_body_store_one_job(shared):
     assert (record["idempotency_key"], len(record["body_hash"])) == ("once", 64)
 
 
+def test_two_keys_are_none(shared):
+    daemon, planned = shared
+    keys = [("Idempotency-Key", "one"), ("Idempotency-Key", "two")]
+    answer = daemon.client._http.post("/jobs", json=planned(), headers=keys)
+    assert (answer.status_code, answer.json()["detail"]) == (400, "idempotency-key is sent more than once")
+
+
 def test_the_key_with_another_body_is_refused(shared):
     daemon, planned = shared
     request = planned(name="kept")

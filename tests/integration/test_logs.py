@@ -56,6 +56,7 @@ def read_all(http, path, limit, **asked):
         (b"A\nB\nC", 2, b"B\nC"),
         (b"A\nB\nC", 3, b"A\nB\nC"),
         (b"A\nB\nC", 99, b"A\nB\nC"),
+        (b"A\nB\nC", 10**15, b"A\nB\nC"),
         (b"A\nB\nC", 1, b"C"),
         (b"A\nB\nC", 0, b""),
         (b"", 5, b""),
@@ -126,12 +127,24 @@ def test_case_j06_numbers_that_are_none_in_the_log_and_in_metrics(shared, http, 
     assert any(warning["code"] == "broken_event" for warning in job["warnings"])
 
 
+def test_a_number_too_large_for_a_float_is_no_point(shared, http):
+    daemon, planned = shared
+    head = '"time": "2026-01-01T00:00:00Z", "boottime_s": 1, "type": "progress", "step": 1, "epoch": 0, "epochs": 1'
+    losses = ["1.5", "9" * 400, "1e400", "-1e400", "2.5"]
+    lines = [f'{{"seq": {place}, {head}, "loss": {loss}}}' for place, loss in enumerate(losses, 2)]
+    [stored] = daemon.client.submit(planned(*(["raw", line] for line in lines)))
+    daemon.wait_ended(stored["id"])
+    points = http.get(f"/jobs/{stored['id']}/metrics?names=train.loss").json()["series"]["train.loss"]["points"]
+    assert [value for _, value in points] == [1.5, 2.5]
+
+
 @pytest.mark.parametrize(
     ("header", "status", "content", "told"),
     [
         ("bytes=0-3", 206, b"0123", "bytes 0-3/10"),
         ("bytes=7-", 206, b"789", "bytes 7-9/10"),
         ("bytes=7-99", 206, b"789", "bytes 7-9/10"),
+        ("bytes=7-18446744073709551615", 206, b"789", "bytes 7-9/10"),
         ("bytes=-4", 206, b"6789", "bytes 6-9/10"),
         ("bytes=-99", 206, b"0123456789", "bytes 0-9/10"),
         ("bytes=10-", 416, None, "bytes */10"),

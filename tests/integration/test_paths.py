@@ -181,6 +181,34 @@ def test_links_below_an_input_end_inside_a_root_or_are_refused(shared, tmp_path)
     assert caught.value.status == 403
 
 
+@pytest.mark.parametrize("place", [".", "x", "trash/x", "jobs", "eyas.db-wal", "jobs/aaaaaaaaaa/artifacts", ".."])
+def test_nothing_is_written_into_the_state_directory_but_by_the_daemon(shared, place):
+    daemon, _ = shared
+    (daemon.root / "in").mkdir(exist_ok=True)
+    params = {"checkpoint": str(daemon.root / "in"), "output_dir": str((daemon.state / place).resolve())}
+    with pytest.raises(ApiError) as caught:
+        daemon.client.submit({"stage": "validate", "params": params})
+    assert caught.value.status in (403, 422)
+    assert [field["pointer"] for field in caught.value.fields] == ["/params/output_dir"]
+
+
+def test_the_state_directory_as_a_whole_is_no_input(shared):
+    daemon, _ = shared
+    with pytest.raises(ApiError) as caught:
+        daemon.client.submit({"stage": "validate", "params": {"checkpoint": str(daemon.state)}})
+    assert caught.value.status == 403
+    assert "belongs to the daemon" in str(caught.value)
+
+
+def test_a_root_within_the_state_directory_may_be_written(planned_daemon, planned, tmp_path):
+    data = tmp_path / "state" / "data"
+    data.mkdir(parents=True)
+    daemon = planned_daemon(EYAS_ROOTS=json.dumps([str(data), str(tmp_path / "root")]))
+    request = planned()
+    request["params"]["output_dir"] = str(data / "out")
+    assert daemon.wait_ended(daemon.client.submit(request)[0]["id"])["state"] == "succeeded"
+
+
 def test_no_argument_becomes_an_option_of_another_program(shared):
     """Shim and stage get one argument, an absolute path, whatever a job is called."""
     daemon, planned = shared

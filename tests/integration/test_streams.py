@@ -73,7 +73,7 @@ def test_fault_25_each_event_once_and_replay_behind_the_last_id(shared, http, en
 def test_fault_25_an_id_of_another_database_is_noticed(shared, http, ended):
     daemon, _ = shared
     count = len(daemon.file_events(ended))
-    for strange in ("deadbeef-3", "nonsense", "deadbeef-3.end"):
+    for strange in ("deadbeef-3", "nonsense", "deadbeef-3.end", "x" * 5000):
         found, _ = events_of(http, f"/jobs/{ended}/events/stream", strange)
         assert [one.event for one in found] == ["reset", *[""] * count, "end"]
     for strange in ("9-3", "x", "1-99999999"):

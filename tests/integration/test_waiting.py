@@ -101,6 +101,35 @@ def test_a_change_answers_who_waits_and_progress_does_not(http, held):
     step(2)
 
 
+def test_headers_that_come_in_parts_or_in_quotes(http, held):
+    job_id, _ = held()
+    tag = http.get(f"/jobs/{job_id}").headers["etag"]
+    parts = [("If-None-Match", '"another"'), ("If-None-Match", f"W/{tag}")]
+    assert http.get(f"/jobs/{job_id}", headers=parts).status_code == 304
+    assert "x-wait" not in http.get(f"/jobs/{job_id}", headers={"Prefer": 'note="a, wait=9"'}).headers
+    told = http.get(f"/jobs/{job_id}", headers={"Prefer": 'note="a, \\"b", wait=0; x=1, wait=9'}).headers
+    assert told["preference-applied"] == "wait=0"
+    long = http.get(f"/jobs/{job_id}?since=0", headers={"Prefer": "wait=" + "9" * 30}).headers
+    assert (long["x-wait"], long["x-wait-limit"]) == ("met", "1800")
+
+
+def test_who_waits_for_a_job_that_is_deleted_is_told_at_once(shared, http):
+    daemon, planned = shared
+    stays, goes = (daemon.client.submit(planned(["until_stopped", None]))[0]["id"] for _ in range(2))
+    daemon.client.cancel(goes, grace_s=0)
+    daemon.wait_ended(goes)
+    daemon.wait_state(stays, "running")
+    of_these = Asked(http, f"/jobs?ids={stays},{goes}&wait=60&until=progress")
+    of_any = Asked(http, "/jobs?wait=60", If_None_Match=http.get("/jobs").headers["etag"])
+    confirm = http.delete(f"/jobs/{goes}", headers={"Content-Type": "application/json"}).json()["confirm"]
+    removed = http.delete(f"/jobs/{goes}", params={"confirm": confirm})
+    assert removed.json()["deleted"] is True
+    assert of_these.get().status_code == 404
+    assert of_any.get().status_code == 200
+    assert max(of_these.seconds, of_any.seconds) < 30
+    daemon.client.cancel(stays, grace_s=0)
+
+
 def test_nothing_new_is_told_at_the_end_of_the_wait(http, held):
     job_id, step = held()
     first = http.get(f"/jobs/{job_id}")
@@ -208,6 +237,8 @@ def test_any_of_many(shared, http, held, planned, wait_for):
         ("/jobs?wait=1&until=epoch", "?until"),
         ("/jobs?wait=1&until=terminal", "?ids"),
         ("/jobs?ids=" + ",".join(f"j{n}" for n in range(101)), "?ids"),
+        ("/jobs?ids=", "?ids"),
+        ("/jobs?ids=,,", "?ids"),
         ("/jobs/{id}/log?wait=soon", "?wait"),
         ("/jobs/{id}/log?tail=3&offset=3", "?tail"),
         ("/jobs/{id}/log?wait=1&follow=true", "?follow"),

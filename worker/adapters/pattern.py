@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import regex
 
+from eagle3_core.errors import BadInput
 from worker.adapters.reading import Reading, whole
 
 LIMIT_S = 0.1
@@ -20,7 +21,15 @@ class Pattern:
     """Given up, with a warning, when it is too slow time and again."""
 
     def __init__(self, pattern: str, warn: Callable[[str, str], None]) -> None:
-        self._pattern = regex.compile(pattern)
+        """`warn` is told why it is given up.
+
+        Raises:
+            BadInput: it is one that only Python's own `re` can compile.
+        """
+        try:
+            self._pattern = regex.compile(pattern)
+        except (regex.error, RecursionError, MemoryError) as error:
+            raise BadInput(f"the expression of `progress` cannot be used: {error}; simplify it") from error
         self._warn = warn
         self._timeouts = 0
 

@@ -39,8 +39,8 @@ def run(context: StageContext) -> StageResult:
     if params.log is None or params.start_ticks is None or params.boot_id is None:
         raise BadInput("log, start_ticks and boot_id are filled in by the daemon when the job is submitted")
     log = Path(params.log).resolve()
-    if log.is_dir():
-        raise BadInput(f"log {log} is a directory; name the file the process writes to")
+    if log.exists() and not log.is_file():
+        raise BadInput(f"log {log} is no regular file; name the file the process writes to")
     identity = ProcessIdentity(params.pid, params.start_ticks, params.boot_id)
     where = "nowhere for checkpoints" if params.watch is None else f"{params.watch} for checkpoints"
     context.report("process", f"{params.pid}; its log is {log}; watched: {where}", pid=params.pid, log=str(log))

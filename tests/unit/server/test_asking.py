@@ -21,7 +21,8 @@ S = JobState
     ("header", "span"),
     [
         (None, None), ("bytes=0-0", Span(0, 1)), ("bytes=2-", Span(2, 8)), ("bytes=-3", Span(7, 3)),
-        ("bytes=-99", Span(0, 10)), ("bytes=5-99", Span(5, 5)), ("bytes=5-4", None), ("bytes=-", None),
+        ("bytes=-99", Span(0, 10)), ("bytes=5-99", Span(5, 5)),
+        ("bytes=5-18446744073709551615", Span(5, 5)), ("bytes=5-4", None), ("bytes=-", None),
         ("bytes=0-1,3-4", None), ("items=0-1", None), ("bytes=x-y", None), ("bytes=" + "9" * 400 + "-", None),
     ],
 )  # fmt: skip

@@ -1,5 +1,7 @@
 """A log for a person: progress bars, colours, control characters, and pieces that are cut anywhere."""
 
+import tracemalloc
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -43,6 +45,24 @@ def whole(data):
 )
 def test_what_a_person_would_have_seen(raw, text):
     assert whole(raw) == text
+
+
+@pytest.mark.parametrize(
+    "flood",
+    [b"\0", b"\x1b]0;", b"\x1b[", b"\r", b"\n", b"a\b", b"b\b\n", b"\r\b", b"\x1b[32mx", b"\xc2\x9ba", b"\r 9%|#"],
+)
+def test_a_flood_takes_memory_and_time_by_its_bytes_and_not_by_its_marks(flood):
+    data = flood * ((2 << 20) // len(flood))
+    tracemalloc.start()
+    _, used = clean(data)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert used == len(data)
+    assert peak < 5 * len(data)
+
+
+def test_no_control_function_is_put_together_from_what_is_left():
+    assert whole(b"\xc2\x00\x9b31m \xc2\x07\x9b \x1b\x00[31mred") == b"31m  [31mred"
 
 
 def test_a_line_that_is_being_drawn_is_shown_as_it_stands_and_what_is_drawn_later_is_another_line():

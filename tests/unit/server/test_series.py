@@ -96,4 +96,6 @@ def test_thinning_keeps_the_extremes_in_order(values, most):
     assert 0 < len(kept) <= most
     assert kept == sorted(kept)
     assert {value for _, value in kept} >= {min(values), max(values)}
+    if most >= 4:
+        assert [kept[0][0], kept[-1][0]] == [0, len(values) - 1]
     assert all(values[int(time)] == value for time, value in kept)

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from eagle3_core.contract.params import ExternalParams
+from eagle3_core.errors import BadInput
 from worker.adapters.choose import choose_adapter
 from worker.adapters.reading import MAX_COUNT, Reading
 from worker.follow import LineSplitter
@@ -189,6 +190,13 @@ def test_fault_16_a_pattern_that_backtracks_for_ever_is_given_up() -> None:
     adapter = choose_adapter({"regex": r"^(?P<loss>(a|aa)+)$"}, lambda code, message: warnings.append(code))
     assert [adapter.read("a" * 5000 + "!") for _ in range(50)] == [None] * 50
     assert warnings == ["regex_too_slow"]
+
+
+def test_an_expression_that_cannot_be_compiled_is_bad_input():
+    deep = "(" * 400 + r"(?P<loss>\d)" + ")" * 400
+    ExternalParams(argv=("/bin/true",), progress={"regex": deep})
+    with pytest.raises(BadInput, match="simplify it"):
+        choose_adapter({"regex": deep}, lambda code, message: None)
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,7 @@ def test_what_has_occurred_since_is_answered_at_once(shared, http, held):
     assert daemon.client.wait(job_id, "checkpoint", 0, 0.1).outcome == "timeout"  # there was none since the beginning
     step(1)
     written = waiting.get().json()
-    assert written["last_checkpoint"] == {"path": "/c/0", "verdict": None}
+    assert written["last_checkpoint"] == {"path": "/c/0", "verdict": None, "why": None}
     step(2)
     judged = daemon.client.wait(job_id, "checkpoint", written["version"], 30)
     assert (judged.job["last_checkpoint"]["verdict"], judged.outcome) == ("valid", "met")

@@ -292,7 +292,7 @@ def resume(job_id: str, state: State = None) -> None:
     """Have a paused job go on."""
     with connected(state) as client:
         answer = client.resume(job_id)
-    typer.echo(f"{answer['id']}  {answer['state']}")
+    typer.echo(f"{answer['id']}  {answer['state']}, resume asked")
 
 
 @app.command("checkpoint-now")

@@ -325,7 +325,7 @@ def test_the_command_waits(shared, held):
 
     job_id, step = held()
     assert eyas("wait", job_id, "--timeout", "300ms").returncode == 124
-    assert eyas("wait", job_id, "--timeout", "soon").returncode == 1
+    assert eyas("wait", job_id, "--timeout", "soon").returncode == 125
     waiting = subprocess.Popen(
         [*daemon.command("job", job_id, "--wait", "--json"), "--state", str(daemon.state)], stdout=subprocess.PIPE
     )

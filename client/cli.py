@@ -2,21 +2,23 @@
 
 import json
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
 from client.access import audit_line, token_line
-from client.console import Json, State, connected, fail, show_json
+from client.console import Cursor, Json, Limit, State, connected, fail, note, show_json, tell_of_more
 from client.data_store import data_app
+from client.job_text import job_text
 from client.outcomes import register, show_dry_run, show_pipeline
+from client.views import ENDED
 from eagle3_core.contract.durations import parse_duration
 from eagle3_core.contract.plain import plain
 from eagle3_core.contract.priority import be_nice
 
 app = typer.Typer(
-    help="Trains EAGLE-3 drafters as watched jobs.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_show_locals=False,  # they may hold the token
@@ -32,6 +34,24 @@ register(app)
 TIME_OVER = 124
 """Exit status when a wait was not met in time, as that of timeout(1)."""
 
+NOT_WAITED = 125
+"""Exit status when the daemon could not be asked, or refused: nothing follows of the job. Also as timeout(1)."""
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(version("eyas"))
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="print the version")
+    ] = False,
+) -> None:
+    """Trains EAGLE-3 drafters as watched jobs."""
+
 
 @app.command()
 def serve(
@@ -45,7 +65,7 @@ def serve(
 
     from server.app import serve as run
     from server.errors import StartupError
-    from server.settings import Settings
+    from server.settings import Settings, faults_of
 
     given = {"state": state, "host": host, "port": port}
     try:
@@ -53,9 +73,7 @@ def serve(
         roots = (Path.cwd(), *settings.roots, *(root or ()))
         run(Settings.model_validate({**settings.model_dump(), "roots": roots}))
     except ValidationError as error:
-        for fault in error.errors():
-            typer.echo(f"{'.'.join(str(part) for part in fault['loc'])}: {fault['msg']}", err=True)
-        raise fail("a setting cannot be used") from None
+        raise fail("; ".join(faults_of(error))) from None
     except StartupError as error:
         raise fail(str(error)) from None
 
@@ -97,11 +115,13 @@ def _read_request(file: Path) -> dict[str, Any] | bytes:
     """JSON as what it stands for; YAML, which the daemon reads, as its bytes."""
     try:
         data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
-        if file.suffix in (".yaml", ".yml"):
+        if file.suffix in (".yaml", ".yml") or (str(file) == "-" and not data.lstrip().startswith((b"{", b"["))):
             return data
         request = json.loads(data)
-    except (OSError, ValueError) as error:
-        raise fail(f"{file}: {error}") from None
+    except OSError as error:
+        raise fail(f"{file}: {error.strerror}") from None
+    except ValueError as error:
+        raise fail(f"{file}: not JSON: {error}") from None
     if not isinstance(request, dict):
         raise fail(f"{file}: not an object")
     return request
@@ -110,7 +130,8 @@ def _read_request(file: Path) -> dict[str, Any] | bytes:
 @app.command()
 def jobs(
     state_dir: State = None,
-    limit: int = 20,
+    limit: Limit = 20,
+    cursor: Cursor = None,
     as_json: Json = False,
     in_state: Annotated[list[str] | None, typer.Option("--in", help="in this state; can be repeated")] = None,
     stage: Annotated[list[str] | None, typer.Option(help="of this stage; can be repeated")] = None,
@@ -123,6 +144,7 @@ def jobs(
     with connected(state_dir) as client:
         page = client.job_page(
             limit,
+            cursor,
             state=in_state or (),
             stage=stage or (),
             name=name or (),
@@ -135,6 +157,7 @@ def jobs(
         return
     for job in page["jobs"]:
         typer.echo(plain(f"{job['id']}  {job['name']:<20}  {job['stage']:<9}  {job['summary']}"))
+    tell_of_more(page)
 
 
 @app.command()
@@ -150,15 +173,7 @@ def job(
     if as_json:
         show_json(found)
         return
-    typer.echo(plain(f"{found['id']}  {found['name']} ({found['stage']})\n{found['summary']}"))
-    if found["hint"]:
-        typer.echo(plain(f"hint: {found['hint']}"))
-    for fact in found["setup"]:
-        typer.echo(plain(f"{fact['title']}: {fact['text']}"))
-    for done in found["epochs_done"]:
-        typer.echo(f"epoch {done['epoch']}: train {done['train_s']:.1f} s {done['train']}, validation {done['val']}")
-    for warning in found["warnings"]:
-        typer.echo(plain(f"warning [{warning['code']}] {warning['message']} (x{warning['count']})"))
+    typer.echo(job_text(found))
 
 
 @app.command("wait")
@@ -171,12 +186,14 @@ def wait_for_job(
     timeout: Annotated[str | None, typer.Option(help="such as 90, 30m, 2h; without it, as long as it takes")] = None,
     as_json: Json = False,
 ) -> None:
-    """Wait for a job: exit status 0 when it came to that, 1 when it ended without success, 124 when time is over."""
+    """Wait for a job: exit status 0 when it came to that, 1 when it ended without success, 124 when time is over, 125
+    when the daemon could not be asked.
+    """
     try:
         seconds = None if timeout is None else parse_duration(timeout)
     except ValueError as error:
-        raise fail(f"--timeout: {error}") from None
-    with connected(state) as client:
+        raise fail(f"--timeout: {error}", NOT_WAITED) from None
+    with connected(state, NOT_WAITED) as client:
         found, outcome = client.wait(job_id, until, timeout_s=seconds)
     if as_json:
         show_json(found)
@@ -214,6 +231,8 @@ def log(
             while (part := client.log(job_id, offset, attempt=attempt, view=view)).next_offset > offset:
                 out.write(part.data)
                 attempt, offset = part.attempt, part.next_offset
+        if not follow and not part.attempt:
+            note(f"job {job_id} has no log yet: {client.job(job_id)['summary']}")
     out.flush()
 
 
@@ -233,7 +252,12 @@ def cancel(
         return
     with connected(state) as client:
         answer = client.cancel(str(job_id), grace, checkpoint)
-    typer.echo(f"{answer['id']}  {answer['state']}")
+    typer.echo(f"{answer['id']}  {_asked(answer['state'], 'cancel')}")
+
+
+def _asked(state: str, what: str) -> str:
+    """The state, and that something was asked for which it does not show yet."""
+    return state if state in ENDED or state == "paused" else f"{state}, {what} asked"
 
 
 def _cancel_local(directory: Path, grace: float | None, checkpoint: bool) -> None:
@@ -260,7 +284,7 @@ def pause(
     """Stop a job, a training with a checkpoint, until it is resumed."""
     with connected(state) as client:
         answer = client.pause(job_id, grace)
-    typer.echo(f"{answer['id']}  {answer['state']}")
+    typer.echo(f"{answer['id']}  {_asked(answer['state'], 'pause')}")
 
 
 @app.command()
@@ -268,7 +292,7 @@ def resume(job_id: str, state: State = None) -> None:
     """Have a paused job go on."""
     with connected(state) as client:
         answer = client.resume(job_id)
-    typer.echo(f"{answer['id']}  {answer['state']}")
+    typer.echo(f"{answer['id']}  {answer['state']}, resume asked")
 
 
 @app.command("checkpoint-now")
@@ -392,15 +416,16 @@ def revoke(name: str, state: State = None) -> None:
 
 
 @app.command()
-def audit(state: State = None, limit: int = 50, as_json: Json = False) -> None:
+def audit(state: State = None, limit: Limit = 50, cursor: Cursor = None, as_json: Json = False) -> None:
     """Show who wrote what, and who was refused, newest first."""
     with connected(state) as client:
-        page = client.audit(limit)
+        page = client.audit(limit, cursor)
     if as_json:
         show_json(page)
         return
     for entry in page["entries"]:
         typer.echo(audit_line(entry))
+    tell_of_more(page)
 
 
 @checkpoint_app.command()

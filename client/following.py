@@ -33,17 +33,19 @@ def worth_repeating(error: BaseException) -> bool:
     return isinstance(error, Unreachable)
 
 
-def again(ask: Callable[[], T], patience_s: float, between: Callable[[], None]) -> T:
+def again(ask: Callable[[], T], patience_s: float, between: Callable[[BaseException], None]) -> T:
     """The answer to a request that may be sent any number of times.
 
     Args:
         ask: sends it.
         patience_s: seconds after which its last error is raised.
-        between: called before each repetition.
+        between: called before each repetition with the error it is for.
     """
 
-    def before(_: RetryCallState) -> None:
-        between()
+    def before(state: RetryCallState) -> None:
+        error = None if state.outcome is None else state.outcome.exception()
+        assert error is not None
+        between(error)
 
     retrying = Retrying(
         retry=retry_if_exception(worth_repeating),

@@ -12,7 +12,7 @@ from server.errors import StartupError, Unavailable
 from server.services import backup as backups
 from server.services import doctor as doctors
 from server.services import rebuild as rebuilds
-from server.settings import Settings
+from server.settings import Settings, faults_of
 
 
 def backup(state: Path | None, target: Path) -> None:
@@ -59,9 +59,7 @@ def _settings(state: Path | None) -> Iterator[Settings]:
     try:
         yield Settings.model_validate({} if state is None else {"state": state})
     except ValidationError as error:
-        for fault in error.errors():
-            typer.echo(f"{'.'.join(str(part) for part in fault['loc'])}: {fault['msg']}", err=True)
-        raise _end("a setting cannot be used") from None
+        raise _end("; ".join(faults_of(error))) from None
     except (StartupError, OSError) as error:
         raise _end(str(error)) from None
     except Unavailable as error:

@@ -69,6 +69,8 @@ class EyasClient:
         self._timeout_s = timeout_s
         self._patience_s = patience_s
         self._state: Path | None = None
+        self.on_trouble: Callable[[str], None] | None = None
+        """Called once for each time that no answer comes and the client asks again."""
         self._http = _http_client(self.url, token, timeout_s)
 
     @classmethod
@@ -85,9 +87,15 @@ class EyasClient:
 
     @classmethod
     def of_environment(cls, state: Path | None) -> "EyasClient":
-        """The daemon at EYAS_URL with EYAS_TOKEN; else of `state`, of EYAS_STATE, or of the usual place."""
+        """The daemon of `state`; else at EYAS_URL with EYAS_TOKEN; else of EYAS_STATE, or of the usual place.
+
+        Raises:
+            Unreachable: none runs there, or EYAS_URL comes without EYAS_TOKEN.
+        """
         url, token = os.environ.get("EYAS_URL"), os.environ.get("EYAS_TOKEN")
-        if state is None and url and token:
+        if state is None and url:
+            if not token:
+                raise Unreachable("EYAS_URL is set and EYAS_TOKEN is not: the token is in the daemon's state directory")
             return cls(url, token)
         return cls.of_state(state or Path(os.environ.get("EYAS_STATE", DEFAULT_STATE)))
 
@@ -120,7 +128,7 @@ class EyasClient:
 
     def pipeline(self, pipeline_id: str) -> Pipeline:
         """A pipeline with its jobs."""
-        return cast("Pipeline", self._json("GET", f"/pipelines/{pipeline_id}"))
+        return cast("Pipeline", self._json("GET", f"/pipelines/{_part(pipeline_id)}"))
 
     def pipelines(self, limit: int = 20, cursor: str | None = None) -> dict[str, Any]:
         """Pipelines, newest first: {"pipelines", "next_cursor"}."""
@@ -129,7 +137,7 @@ class EyasClient:
     def cancel_pipeline(self, pipeline_id: str, grace_s: float | None = None, checkpoint: bool = True) -> Pipeline:
         """Have every job of a pipeline stopped that has not ended."""
         body = {"grace_s": grace_s, "checkpoint": checkpoint}
-        return cast("Pipeline", self._json("POST", f"/pipelines/{pipeline_id}/cancel", body))
+        return cast("Pipeline", self._json("POST", f"/pipelines/{_part(pipeline_id)}/cancel", body))
 
     def jobs(self, limit: int = 100, **wanted: Any) -> list[JobRow]:
         """The newest jobs that are meant, newest first; `wanted` as of `job_page`."""
@@ -166,7 +174,7 @@ class EyasClient:
 
     def job(self, job_id: str) -> JobView:
         """Everything about one job."""
-        return cast("JobView", self._json("GET", f"/jobs/{job_id}"))
+        return cast("JobView", self._json("GET", f"/jobs/{_part(job_id)}"))
 
     def wait(
         self, job_id: str, until: str = "terminal", since: int | None = None, timeout_s: float | None = None
@@ -184,7 +192,7 @@ class EyasClient:
             since = self._again(partial(self.job, job_id))["version"]
         while True:
             left = WAIT_S if end is None else min(WAIT_S, max(0.0, end - time.monotonic()))
-            path = f"/jobs/{job_id}?wait={left:.3f}&until={until}&since={since}"
+            path = f"/jobs/{_part(job_id)}?wait={left:.3f}&until={until}&since={since}"
             answer = self._again(partial(self._send, "GET", path, waits_s=left))
             outcome = answer.headers["X-Wait"]
             if outcome != "timeout" or (end is not None and time.monotonic() >= end):
@@ -203,11 +211,11 @@ class EyasClient:
         asked: dict[str, str | float] = {"offset": offset, "limit": limit, "view": view}
         asked |= {} if attempt is None else {"attempt": attempt}
         asked |= {"wait": round(wait_s, 3)} if wait_s else {}
-        return _log_part(self._send("GET", f"/jobs/{job_id}/log?{urlencode(asked)}", waits_s=wait_s))
+        return _log_part(self._send("GET", f"/jobs/{_part(job_id)}/log?{urlencode(asked)}", waits_s=wait_s))
 
     def tail(self, job_id: str, lines: int, view: str = "raw") -> LogPart:
         """The last lines of the newest attempt's log, 1 MiB at most."""
-        return _log_part(self._send("GET", f"/jobs/{job_id}/log?tail={lines}&view={view}"))
+        return _log_part(self._send("GET", f"/jobs/{_part(job_id)}/log?tail={lines}&view={view}"))
 
     def follow_log(
         self, job_id: str, offset: int = 0, attempt: int | None = None, view: str = "raw"
@@ -261,14 +269,14 @@ class EyasClient:
         headers = {} if last_id is None else {"Last-Event-ID": last_id}
         timeout = httpx.Timeout(self._timeout_s, read=SILENT_S)
         request = self._http.build_request(
-            "GET", f"/jobs/{job_id}/events/stream?after={after}", headers=headers, timeout=timeout
+            "GET", f"/jobs/{_part(job_id)}/events/stream?after={after}", headers=headers, timeout=timeout
         )
         return self._checked(lambda: self._http.send(request, stream=True))
 
     def events(self, job_id: str, after: int = 0) -> Iterator[dict[str, Any]]:
         """The events behind a sequence number, up to now."""
         while True:
-            page = self._json("GET", f"/jobs/{job_id}/events?after={after}")
+            page = self._json("GET", f"/jobs/{_part(job_id)}/events?after={after}")
             yield from page["events"]
             if not page["events"]:
                 return
@@ -281,7 +289,7 @@ class EyasClient:
         asked: dict[str, str | float] = {"max_points": max_points, "since": since}
         if names is not None:
             asked["names"] = ",".join(names)
-        return self._json("GET", f"/jobs/{job_id}/metrics?{urlencode(asked)}")
+        return self._json("GET", f"/jobs/{_part(job_id)}/metrics?{urlencode(asked)}")
 
     def gpus(self) -> dict[str, Any]:
         """The GPUs of the host and who holds them."""
@@ -293,15 +301,15 @@ class EyasClient:
 
     def checkpoints(self, job_id: str) -> list[dict[str, Any]]:
         """Checkpoints with their verdicts, oldest first."""
-        return cast("list[dict[str, Any]]", self._json("GET", f"/jobs/{job_id}/checkpoints")["checkpoints"])
+        return cast("list[dict[str, Any]]", self._json("GET", f"/jobs/{_part(job_id)}/checkpoints")["checkpoints"])
 
     def attempts(self, job_id: str) -> list[AttemptRow]:
         """Each process life of a job with its end, oldest first."""
-        return cast("list[AttemptRow]", self._json("GET", f"/jobs/{job_id}/attempts")["attempts"])
+        return cast("list[AttemptRow]", self._json("GET", f"/jobs/{_part(job_id)}/attempts")["attempts"])
 
     def artifacts(self, job_id: str) -> dict[str, Any]:
         """The files in a job's output directory: {"output_dir", "artifacts", "total_bytes", "truncated"}."""
-        return self._json("GET", f"/jobs/{job_id}/artifacts")
+        return self._json("GET", f"/jobs/{_part(job_id)}/artifacts")
 
     def download(self, job_id: str, path: str, to: BinaryIO) -> int:
         """Write a file of the output directory to `to`, a part at a time; returns its size in bytes.
@@ -312,7 +320,7 @@ class EyasClient:
         """
         size = 0
         try:
-            with self._http.stream("GET", f"/jobs/{job_id}/artifacts/{quote(path)}") as answer:
+            with self._http.stream("GET", f"/jobs/{_part(job_id)}/artifacts/{quote(path)}") as answer:
                 if not answer.is_success:
                     answer.read()
                     raise _refusal(answer)
@@ -324,12 +332,12 @@ class EyasClient:
 
     def retry(self, job_id: str) -> dict[str, Any]:
         """Give a job that failed or was cancelled another attempt."""
-        return self._json("POST", f"/jobs/{job_id}/retry")
+        return self._json("POST", f"/jobs/{_part(job_id)}/retry")
 
     def delete(self, job_id: str, outputs: bool = False, confirm: str | None = None) -> Removal:
         """What deleting an ended job would remove; with the `confirm` of that answer, it is removed."""
         asked = _query(outputs="true" if outputs else "false", confirm=confirm)
-        return cast("Removal", self._json("DELETE", f"/jobs/{job_id}?{asked}"))
+        return cast("Removal", self._json("DELETE", f"/jobs/{_part(job_id)}?{asked}"))
 
     def stats(self, days: float = 7.0) -> dict[str, Any]:
         """All jobs in numbers."""
@@ -337,23 +345,23 @@ class EyasClient:
 
     def cancel(self, job_id: str, grace_s: float | None = None, checkpoint: bool = True) -> dict[str, Any]:
         """Have a job stopped; a training saves first unless `checkpoint` is false."""
-        return self._json("POST", f"/jobs/{job_id}/cancel", {"grace_s": grace_s, "checkpoint": checkpoint})
+        return self._json("POST", f"/jobs/{_part(job_id)}/cancel", {"grace_s": grace_s, "checkpoint": checkpoint})
 
     def pause(self, job_id: str, grace_s: float | None = None) -> dict[str, Any]:
         """Have a job stopped until it is resumed."""
-        return self._json("POST", f"/jobs/{job_id}/pause", {"grace_s": grace_s})
+        return self._json("POST", f"/jobs/{_part(job_id)}/pause", {"grace_s": grace_s})
 
     def resume(self, job_id: str) -> dict[str, Any]:
         """Have a paused job go on."""
-        return self._json("POST", f"/jobs/{job_id}/resume")
+        return self._json("POST", f"/jobs/{_part(job_id)}/resume")
 
     def checkpoint_now(self, job_id: str) -> dict[str, Any]:
         """Have a running training save."""
-        return self._json("POST", f"/jobs/{job_id}/checkpoint")
+        return self._json("POST", f"/jobs/{_part(job_id)}/checkpoint")
 
     def stack(self, job_id: str) -> str:
         """Stacks of every thread of a running job's processes."""
-        return self._send("GET", f"/jobs/{job_id}/stack").text
+        return self._send("GET", f"/jobs/{_part(job_id)}/stack").text
 
     def login_link(self) -> str:
         """An address that signs a browser in, once."""
@@ -369,9 +377,9 @@ class EyasClient:
 
     def revoke_token(self, name: str) -> dict[str, Any]:
         """Have a token, and the browser sessions it began, accepted no more."""
-        return self._json("DELETE", f"/tokens/{name}")
+        return self._json("DELETE", f"/tokens/{_part(name)}")
 
-    def audit(self, limit: int = 100, cursor: int | None = None) -> dict[str, Any]:
+    def audit(self, limit: int = 100, cursor: int | str | None = None) -> dict[str, Any]:
         """Who wrote what and who was refused, newest first: {"entries", "next_cursor"}."""
         return self._json("GET", f"/audit?limit={limit}" + ("" if cursor is None else f"&cursor={cursor}"))
 
@@ -391,7 +399,17 @@ class EyasClient:
         return cast("dict[str, Any]", answer.json())
 
     def _again(self, ask: Callable[[], T], patience_s: float | None = None) -> T:
-        return again(ask, self._patience_s if patience_s is None else patience_s, self._look_again)
+        patience = self._patience_s if patience_s is None else patience_s
+        told = False
+
+        def between(error: BaseException) -> None:
+            nonlocal told
+            if not told and self.on_trouble is not None:
+                self.on_trouble(f"{error}; asking again for {patience:.0f} s")
+            told = True
+            self._look_again()
+
+        return again(ask, patience, between)
 
     def _look_again(self) -> None:
         """A daemon that was started anew may listen on another port."""
@@ -445,6 +463,11 @@ def _refusal(answer: httpx.Response) -> ApiError:
     return ApiError(answer.status_code, problem)
 
 
+def _part(name: str) -> str:
+    """An id or a name as one part of a path, whatever it holds."""
+    return quote(name, safe="").replace(".", "%2E")
+
+
 def _query(**asked: str | float | Sequence[str] | None) -> str:
     """Parameters that are not None, those with several values repeated."""
     return urlencode({name: value for name, value in asked.items() if value is not None}, doseq=True)
@@ -453,7 +476,10 @@ def _query(**asked: str | float | Sequence[str] | None) -> str:
 def _http_client(url: str, token: str, timeout_s: float) -> httpx.Client:
     headers = {"Authorization": f"Bearer {token}"}
     verify = not url.startswith("http:")  # reading certificates that are not needed takes longer than an answer
-    return httpx.Client(base_url=url, headers=headers, timeout=timeout_s, trust_env=False, verify=verify)
+    try:
+        return httpx.Client(base_url=url, headers=headers, timeout=timeout_s, trust_env=False, verify=verify)
+    except (httpx.InvalidURL, ValueError) as error:
+        raise Unreachable(f"{url!r} is no address of a daemon such as http://127.0.0.1:8765: {error}") from None
 
 
 def _address(state: Path) -> tuple[str, str]:
@@ -466,7 +492,11 @@ def _address(state: Path) -> tuple[str, str]:
         address = json.loads((state / "daemon.json").read_bytes())
         token = (state / "token").read_text().strip()
     except FileNotFoundError:
-        raise Unreachable(f"no daemon runs on {state}; start one with `eyas serve`") from None
+        raise Unreachable(
+            f"no daemon runs on {state}; start one with `eyas serve`, or name it by --state or EYAS_URL and EYAS_TOKEN"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise Unreachable(f"the daemon's address and token in {state} cannot be read: {error}") from None
     return str(address["url"]), token
 
 

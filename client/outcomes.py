@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from client.console import Json, State, connected, fail, show_json
+from client.console import Cursor, Json, Limit, State, connected, fail, show_json, tell_of_more
 from client.views import Pipeline, Removal
 from eagle3_core.contract.plain import plain
 
@@ -60,7 +60,7 @@ def artifacts(
                 size = client.download(job_id, path, file)
             part.replace(target)
         except OSError as error:
-            raise fail(f"{target}: {error}") from None
+            raise fail(f"{target}: {error.strerror}") from None
         finally:
             part.unlink(missing_ok=True)
     typer.echo(f"{target}  {size} bytes")
@@ -127,15 +127,16 @@ def show(pipeline_id: str, state: State = None, as_json: Json = False) -> None:
 
 
 @pipeline_app.command("list")
-def list_pipelines(state: State = None, limit: int = 20, as_json: Json = False) -> None:
+def list_pipelines(state: State = None, limit: Limit = 20, cursor: Cursor = None, as_json: Json = False) -> None:
     """List the newest pipelines, newest first."""
     with connected(state) as client:
-        found = client.pipelines(limit)
+        found = client.pipelines(limit, cursor)
     if as_json:
         show_json(found)
         return
     for one in found["pipelines"]:
         typer.echo(plain(f"{one['id']}  {one['name']:<20}  {one['summary']}"))
+    tell_of_more(found)
 
 
 @pipeline_app.command()

@@ -18,6 +18,7 @@ class LastCheckpoint(TypedDict):
 
     path: str
     verdict: str | None
+    why: str | None
 
 
 class JobRow(TypedDict):

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from errno import EADDRINUSE
 from ipaddress import ip_address
 from typing import Any
 
@@ -44,7 +45,7 @@ from server.services.reconciler import Reconciler
 from server.services.removal import finish_removals
 from server.services.runtime import Runtime
 from server.services.waiters import Waiters
-from server.settings import Settings, secret_values, unknown_variables, unprotected_variables
+from server.settings import Settings, missing_paths, secret_values, unknown_variables, unprotected_variables
 from server.system import locks
 from server.system.connections import guarded_protocol, max_connections
 from server.system.descriptors import raise_limit
@@ -246,7 +247,8 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        raise StartupError(f"cannot listen on {host} port {port}: {error.strerror}") from None
+        other = "; --port N names another one, 0 a free one" if error.errno == EADDRINUSE else ""
+        raise StartupError(f"cannot listen on {host} port {port}: {error.strerror}{other}") from None
     listener.listen(512)
     return listener
 
@@ -274,7 +276,9 @@ def _announce(settings: Settings, url: str, gate: Gate) -> None:
     ]
     if not is_loopback(settings.host):
         lines.append(f"warning: {settings.host} can be reached from other hosts, and the connection is not encrypted")
-    warnings = unknown_variables() + unprotected_variables(settings.secret_variables, MIN_VALUE)
+    warnings = (
+        missing_paths(settings) + unknown_variables() + unprotected_variables(settings.secret_variables, MIN_VALUE)
+    )
     lines += [f"warning: {text}" for text in warnings]
     sys.stdout.write("\n".join(lines) + "\n")
     sys.stdout.flush()

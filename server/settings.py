@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import unquote, urlsplit
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from eagle3_core.contract.exits import DEFAULT_GRACE_S
@@ -137,6 +137,27 @@ class Settings(BaseSettings):
     def all_roots(self) -> tuple[Path, ...]:
         """The state directory and `roots`, each once."""
         return tuple(dict.fromkeys((self.state, *self.roots)))
+
+
+def faults_of(error: ValidationError) -> list[str]:
+    """What is wrong with each setting, by its variable, with what to write instead."""
+    found = []
+    for fault in error.errors():
+        unread = re.search(r'value for field "(\w+)"', fault["msg"])  # no JSON: pydantic-settings names no place then
+        name = unread[1] if unread else str(fault["loc"][0])
+        text = fault["msg"].removeprefix("Value error, ")
+        if unread or fault["type"] == "tuple_type":
+            text = f"""write a JSON list, such as EYAS_{name.upper()}='["…", "…"]'"""
+        found.append(f"EYAS_{name.upper()} cannot be used: {text}")
+    return found
+
+
+def missing_paths(settings: Settings) -> list[str]:
+    """One warning for each path of the settings that will be wanted and is not there."""
+    found = [f"the root {root} does not exist" for root in settings.roots if not root.is_dir()]
+    if not os.access(settings.worker_python, os.X_OK):
+        found.append(f"EYAS_WORKER_PYTHON {settings.worker_python} is no program: no job can start")
+    return found
 
 
 def unknown_variables() -> list[str]:

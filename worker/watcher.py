@@ -42,6 +42,9 @@ class Watcher:
             present: what log and directory hold already counts too.
         """
         self._context = context
+        self._params = params
+        self._directory = directory
+        self._seen_progress = self._seen_checkpoint = False
         self._log = log
         self._adapter = choose_adapter(params.progress, context.warn)
         self.progress = ForeignProgress(context, params.total_steps, live=not present)
@@ -95,6 +98,18 @@ class Watcher:
         finally:
             self.close()
 
+    def tell_what_was_missed(self, watch: str | None) -> None:
+        """Warn where what was asked for never came, a checkpoint in `watch` or progress: either may be mistaken."""
+        if watch is not None and not self._seen_checkpoint:
+            text = f"no checkpoint appeared in {self._directory}; does the program write elsewhere?"
+            self._context.warn("no_checkpoint_seen", text)
+        asked = self._params.progress
+        if asked not in ("auto", "none") and not self._seen_progress:
+            form = asked if isinstance(asked, str) else repr(asked["regex"])
+            self._context.warn(
+                "no_progress_seen", f"no line of the output is of the format {form}; see docs/external.md"
+            )
+
     def close(self) -> None:
         """Let everything go."""
         self._judge.close()
@@ -108,6 +123,7 @@ class Watcher:
                 self._cannot_read(line, error)
                 continue
             if reading is not None:
+                self._seen_progress = True
                 self.progress.take(reading)
         if self._log.skipped > self._skipped:
             self._skipped = self._log.skipped
@@ -134,6 +150,7 @@ class Watcher:
 
     def _hand_on(self, found: list[FoundCheckpoint]) -> None:
         for one in found:
+            self._seen_checkpoint = True
             told = {"path": str(one.path), "epoch": one.epoch, "step": one.step, "bytes": one.size}
             self._untold.append(("checkpoint", told))
             self._judge.submit(one.path, one.size)

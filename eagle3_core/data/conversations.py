@@ -108,7 +108,7 @@ def parse_line(raw: bytes) -> Row:
 def _not_json(raw: bytes, error: json.JSONDecodeError) -> str:
     if raw.strip() in (b"[", b"{"):
         return "not JSON: one value over many lines; write one row a line"
-    return f"not JSON ({error.msg} at column {error.colno}); is the line cut?"
+    return f"not JSON ({error.msg} at column {error.colno}); is the line cut, or the file no JSONL?"
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

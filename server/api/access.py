@@ -167,7 +167,9 @@ class AccessControl:
             return caller
         if _bearer(headers) is not None:
             raise Unauthorized("the token is wrong, revoked or expired")
-        raise Unauthorized("send the header `Authorization: Bearer TOKEN`; the token is in the state directory")
+        raise Unauthorized(
+            "send the header `Authorization: Bearer TOKEN`; the state directory has it in its file `token`"
+        )
 
     def _note(self, scope: Scope, caller: Caller | None, status: int, location: str) -> None:
         """Write a write or a refusal down; a look that was granted leaves no trace."""

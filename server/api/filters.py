@@ -5,8 +5,10 @@ from typing import Annotated
 
 from fastapi import Query
 
+from eagle3_core.contract.params import STAGES
 from server.domain.listing import JobFilter
 from server.domain.states import JobState
+from server.domain.words import nearest
 from server.errors import FieldError, Invalid
 
 Word = Annotated[str, Query(min_length=1, max_length=200)]
@@ -28,8 +30,12 @@ def job_filter(
     """Which jobs are asked for.
 
     Raises:
-        Invalid: a time that no calendar has in UTC.
+        Invalid: a stage there is not, or a time that no calendar has in UTC.
     """
+    for place, one in enumerate(stage or ()):
+        if one not in STAGES:
+            text, near = f"{one!r} is not a stage; there are {', '.join(sorted(STAGES))}", nearest(one, STAGES)
+            raise Invalid.of([FieldError(f"?stage/{place}", text, near)])
     labels: dict[str, tuple[str, ...]] = {}
     for one in label or ():
         key, equals, value = one.partition("=")

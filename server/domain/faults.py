@@ -32,6 +32,8 @@ def fault_of(found: Mapping[str, Any], loc: Sequence[int | str], model: type[Bas
     if found["type"] in ("literal_error", "enum") and isinstance(given, str):
         near = nearest(given, _QUOTED.findall(str(found["ctx"]["expected"])))
         return FieldError(pointer, text + (f"; did you mean {near}?" if near else ""), near)
+    if found["type"] == "missing" and loc:
+        return FieldError(pointer, f"{loc[-1]} is required")
     return FieldError(pointer, text)
 
 

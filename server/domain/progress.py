@@ -55,10 +55,11 @@ class JobWarning(_Frozen):
 
 
 class LastCheckpoint(_Frozen):
-    """The newest checkpoint; `verdict` is null until the judge has spoken."""
+    """The newest checkpoint; `verdict` is null until the judge has spoken, `why` where it has found nothing wrong."""
 
     path: str
     verdict: str | None = None
+    why: str | None = None
 
 
 class SetupFact(_Frozen):
@@ -218,8 +219,17 @@ def _judged(status: Status, event: VerdictEvent) -> LastCheckpoint:
     """A verdict on an older checkpoint that comes late leaves the newest one as it is."""
     last = status.last_checkpoint
     if last is None or last.path == event.path:
-        return LastCheckpoint(path=event.path, verdict=event.verdict)
+        return LastCheckpoint(path=event.path, verdict=event.verdict, why=_gravest(event.findings))
     return last
+
+
+def _gravest(findings: list[dict[str, Any]]) -> str | None:
+    """What the gravest error or warning says, and how many more there are; the judge sorts them."""
+    wrong = [str(one.get("message")) for one in findings if one.get("severity") in ("error", "warning")]
+    if not wrong:
+        return None
+    more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+    return wrong[0][:MAX_WARNING_TEXT] + more
 
 
 def _worked(status: Status, event: Event) -> float | None:

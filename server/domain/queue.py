@@ -115,7 +115,8 @@ def _blocked(job: Job, not_due: Mapping[str, str]) -> Decision | None:
     if job.intents.dependency_failed:
         failed = next(d for d in job.depends_on if d.state in (JobState.FAILED, JobState.CANCELLED))
         ended = f"{failed.state} ({failed.reason})" if failed.reason else str(failed.state)
-        return Finish(job, Why(Reason.DEPENDENCY_FAILED, f"{failed.name} ({failed.id}), which it needs, {ended}"))
+        cause, hint = f"{failed.name} ({failed.id}), which it needs, {ended}", f"retry job {failed.id}, then this one"
+        return Finish(job, Why(Reason.DEPENDENCY_FAILED, cause, hint))
     if job.intents.cancel:
         when = "before it started" if job.attempt is None else "before its next attempt"
         return Finish(job, Why(Reason.CANCELLED_BY_USER, f"cancelled {when}"))
@@ -214,7 +215,7 @@ class _Room:
         if not wanted.gpus and self._places <= 0:
             which = " without a GPU" if host.gpus else ""
             runs = f"1 job{which} runs" if host.max_running == 1 else f"{host.max_running} jobs{which} run"
-            lacks.append(f"{runs} at a time")
+            lacks.append(f"{runs} at a time (EYAS_MAX_RUNNING)")
         if len(free) < (wanted.gpus or 0):
             lacks.append(f"waiting for {_words(wanted)}; {self._state_of_gpus(wanted, free)}")
         if wanted.cpus is not None and wanted.cpus > self._cpus:

@@ -1,15 +1,20 @@
 """What clients are shown of a job: the body of GET /jobs/{id} and of GET /jobs."""
 
 from datetime import datetime
+from textwrap import shorten
 from typing import Any
 
 from pydantic import BaseModel, Field
 
+from eagle3_core.contract.exits import Reason
 from server.domain.job import Job, PipelineRef
 from server.domain.policy import RetryPolicy
 from server.domain.progress import EpochDone, JobResult, JobWarning, LastCheckpoint, SetupFact
 from server.domain.resources import GpuRef, Resources
 from server.domain.states import FINAL_JOB, JobState
+
+WHY_WIDTH = 160
+"""Characters of a verdict's reason in the summary; all of it is in `last_checkpoint`."""
 
 
 class JobRow(BaseModel):
@@ -157,6 +162,8 @@ def summary_of(job: Job) -> str:
         if job.reason is not None:
             parts[0] += f": {job.reason}: {job.cause}"
     else:
+        if job.state == JobState.STOPPING and (job.cancel_asked_at or job.pause_asked_at):
+            parts[0] += ", to be cancelled" if job.cancel_asked_at else ", to be paused"
         parts += _where(job)
     return "; ".join(parts + _checkpoint(job))
 
@@ -176,7 +183,7 @@ def _where(job: Job) -> list[str]:
         parts.append(f"loss {s.loss:.4g}")
     if s.tokens_per_s is not None:
         parts.append(f"{s.tokens_per_s:.0f} tokens/s")
-    if s.eta_s is not None:
+    if s.eta_s is not None and job.state != JobState.STOPPING:
         parts.append(f"about {duration(s.eta_s)} left")
     if job.health not in (None, "ok"):
         parts.append(str(job.health))
@@ -187,7 +194,10 @@ def _checkpoint(job: Job) -> list[str]:
     last = job.status.last_checkpoint
     if last is None:
         return []
-    return [f"checkpoint {last.path.rstrip('/').rsplit('/', 1)[-1]} {last.verdict or 'not judged yet'}"]
+    text = f"checkpoint {last.path.rstrip('/').rsplit('/', 1)[-1]} {last.verdict or 'not judged yet'}"
+    if last.why is not None and job.reason != Reason.INVALID_CHECKPOINT:  # whose cause says it already
+        text += f": {shorten(last.why, WHY_WIDTH, placeholder=' …')}"
+    return [text]
 
 
 def duration(seconds: float) -> str:

@@ -138,8 +138,11 @@ def _space(path: Path) -> Check:
 def _database(settings: Settings) -> Iterator[Check]:
     path = settings.database
     if not path.exists():
-        level: Level = "fail" if settings.jobs_dir.is_dir() and any(settings.jobs_dir.iterdir()) else "note"
-        yield Check("database", level, f"{path} does not exist", "`eyas rebuild` makes it from the job directories")
+        if settings.jobs_dir.is_dir() and any(settings.jobs_dir.iterdir()):
+            hint = "`eyas rebuild` makes it from the job directories"
+            yield Check("database", "fail", f"{path} does not exist", hint)
+        else:
+            yield Check("database", "note", f"{path} does not exist yet", "`eyas serve` makes it")
         return
     database = Database(path)
     try:

@@ -181,7 +181,9 @@ def _check_paths(runtime: Runtime, drafts: Sequence[Draft]) -> None:
     if outside:
         raise Forbidden(f"{outside[0].pointer}: {outside[0].message}", outside)
     with runtime.database.read() as session:
-        claimed = {Path(path): f"job {job}" for path, job in job_queries.live_output_dirs(session).items()}
+        claimed = {
+            Path(path): f"job {job}, which has not ended" for path, job in job_queries.live_output_dirs(session).items()
+        }
         existing = {
             draft.id: job_queries.upstream_output_dirs(session, _outside_needs(draft, drafts)) for draft in drafts
         }

@@ -272,7 +272,9 @@ class _Look:
 
     def _time(self) -> TimeCheck:
         if not isinstance(self._params, ExtractParams | TrainParams):
-            return TimeCheck(seconds=None, basis=f"not known: a {self._draft.stage} job tells no tokens per second")
+            return TimeCheck(
+                seconds=None, basis=f"not known: jobs of the stage {self._draft.stage} tell no tokens per second"
+            )
         if self._lengths is None:
             return TimeCheck(seconds=None, basis="not known before its data is there")
         tokens, words = _work(self._params, self._lengths)

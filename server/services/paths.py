@@ -89,7 +89,7 @@ class PathRules:
     def unreadable(self, path: str, coming: Collection[Path]) -> str | None:
         """Why an input cannot be used, or None. `coming` are output directories that will exist by then."""
         if not Path(path).is_absolute():
-            return f"{path} is not an absolute path"
+            return _relative(path)
         real = resolve(path)
         if (fault := unusable(real, os.R_OK)) is not None:
             return fault
@@ -104,12 +104,12 @@ class PathRules:
     def unwritable(self, path: str, claimed: Mapping[Path, str]) -> str | None:
         """Why an output directory cannot be used, or None. `claimed` are those of unfinished jobs."""
         if not Path(path).is_absolute():
-            return f"{path} is not an absolute path"
+            return _relative(path)
         real = resolve(path)
         if self._is_kept(real):
             return f"{path} belongs to the daemon; leave output_dir out to use the job's own directory"
         if (fault := taken(path, claimed)) is not None:
-            return fault
+            return f"{fault}; name another"
         if (fault := unusable(real, os.W_OK)) is not None:
             return fault
         try:
@@ -126,6 +126,15 @@ def taken(path: str, claimed: Mapping[Path, str]) -> str | None:
             how = "is" if real == other else "lies in" if real.is_relative_to(other) else "holds"
             return f"{path} {how} the output directory of {whose}" + ("" if real == other else f", {other}")
     return None
+
+
+def _relative(path: str) -> str:
+    """Why a path that is not absolute is no use: it may be one of the client's, or a name on a hub."""
+    text = f"{path} is not an absolute path on the daemon's host"
+    if path.startswith("~"):
+        return f"{text}; ~ is not expanded"
+    is_hub_id = path.count("/") == 1 and not path.startswith(".")
+    return f"{text}; a model on a hub is downloaded first and named by its directory" if is_hub_id else text
 
 
 def _entries(directory: Path) -> Iterator[os.DirEntry[str]]:

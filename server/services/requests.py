@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from eagle3_core.contract.params import STAGES
 from server.domain.policy import RetryPolicy
@@ -54,6 +54,13 @@ class JobRequest(BaseModel):
     on_stall: Literal["report", "stop"] = Field(
         "report", description="stop: an attempt without progress for too long is ended, with the reason stalled"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_pipeline(cls, value: object) -> object:
+        if isinstance(value, dict) and "stages" in value and "stage" not in value:
+            raise ValueError("what has `stages` is a pipeline: send it to POST /pipelines")
+        return value
 
 
 class ChainRequest(BaseModel):

@@ -184,15 +184,19 @@ function showEpochs(epochs) {
 
 function showCheckpoints(checkpoints) {
   byId("checkpoints").hidden = !checkpoints.length;
+  const newest = checkpoints.findLast((one) => one.verdict && !one.removed_at);
   byId("checkpoints").querySelector("ul").replaceChildren(
-    ...checkpoints.map((one) => {
+    ...checkpoints.toReversed().map((one) => {
       const item = element("li", "small");
       const top = element("div", "line");
       top.append(element("span", "", one.path), element("span", `verdict ${one.verdict || ""}`, one.removed_at ? `${one.verdict || ""} removed` : one.verdict || "not judged yet"));
       item.append(top);
-      for (const finding of one.findings) {
-        item.append(element("div", finding.severity === "info" ? "faint" : "hint", [finding.code, finding.file, finding.tensor, finding.message].filter(Boolean).join(": ")));
+      if (one.removed_at) return item;
+      for (const finding of one.findings.filter((found) => one === newest || found.severity !== "info")) {
+        const tensor = finding.tensor && !finding.message.includes(finding.tensor) ? finding.tensor : null;
+        item.append(element("div", finding.severity === "info" ? "faint" : "hint", [finding.code, finding.file, tensor, finding.message].filter(Boolean).join(": ")));
       }
+      if (one !== newest) return item;
       const loads = one.servers.filter((server) => server.outcome === "loads").map((server) => server.version);
       if (loads.length) item.append(element("div", "faint", `served right by ${loads.join("; ")}`));
       for (const server of one.servers.filter((server) => server.outcome !== "loads")) {
@@ -261,7 +265,8 @@ byId("jobs").addEventListener("click", (event) => {
   if (!button) return;
   selected = button.dataset.id;
   history.replaceState(null, "", `#${encodeURIComponent(selected)}`);
-  refresh();
+  // In one column the job is shown below the whole list.
+  refresh().then(() => byId("detail").getBoundingClientRect().top > innerHeight / 2 && byId("detail").scrollIntoView());
 });
 
 byId("cancel").addEventListener("click", async () => {

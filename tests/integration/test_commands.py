@@ -5,6 +5,7 @@ import subprocess
 
 import pytest
 
+from client.http import EyasClient, Unreachable
 from tests import tiny
 
 
@@ -28,7 +29,9 @@ def test_submit_list_show_log_cancel(shared, eyas):
     [job] = json.loads(answer.stdout)["jobs"]
     daemon.wait_ended(job["id"])
     assert f"{job['id']}  by command" in eyas("jobs").stdout
-    assert "succeeded after" in eyas("job", job["id"]).stdout
+    shown = eyas("job", job["id"]).stdout
+    assert "succeeded after" in shown
+    assert f"output: {daemon.client.job(job['id'])['output_dir']}\n" in shown
     assert json.loads(eyas("job", job["id"], "--json").stdout)["state"] == "succeeded"
     assert "seen in the log" in eyas("log", job["id"]).stdout
     assert "succeeded" in eyas("cancel", job["id"]).stdout
@@ -38,6 +41,8 @@ def test_refusals_are_readable(eyas):
     answer = eyas("submit", "-", stdin='{"stage": "validate", "params": {"chekpoint": "/c"}}')
     assert answer.returncode == 1
     assert "/params/chekpoint: chekpoint is not a field of validate; did you mean checkpoint?" in answer.stderr
+    answer = eyas("submit", "-", "--dry-run", stdin="name: x\nstages: {prepare: {params: {}}}\n")
+    assert "/stages/prepare/params/verifier: verifier is required" in answer.stderr
     answer = eyas("job", "nothing")
     assert (answer.returncode, answer.stderr) == (1, "eyas: there is no job 'nothing'\n")
 
@@ -116,3 +121,38 @@ def test_a_pipeline_at_the_command_line(shared, eyas, tmp_path):
         assert daemon.wait_ended(job["id"])["state"] == "cancelled"
     file.write_text("name: x\nstages: {one: {stage: validate, parms: {}}}\n")
     assert "did you mean params?" in eyas("submit", str(file)).stderr
+
+
+def test_an_address_that_leads_nowhere_is_told_of_and_no_other_daemon_is_asked(shared, eyas, monkeypatch):
+    daemon, _ = shared
+
+    def remote(*arguments):
+        answer = subprocess.run(daemon.command(*arguments), capture_output=True, text=True, timeout=60)
+        return answer.returncode, answer.stderr
+
+    monkeypatch.setenv("EYAS_STATE", str(daemon.state))
+    monkeypatch.setenv("EYAS_URL", "http://far-away:8765")
+    monkeypatch.delenv("EYAS_TOKEN", raising=False)
+    assert remote("jobs") == (
+        1,
+        "eyas: EYAS_URL is set and EYAS_TOKEN is not: the token is in the daemon's state directory\n",
+    )
+    monkeypatch.setenv("EYAS_TOKEN", "t")
+    monkeypatch.setenv("EYAS_URL", "http://[::1")
+    assert "'http://[::1' is no address of a daemon" in remote("jobs")[1]
+    monkeypatch.setenv("EYAS_URL", daemon.client.url)
+    status, said = remote("wait", "nothing")
+    assert (status, said) == (125, "eyas: the token is wrong, revoked or expired\n")
+    assert eyas("wait", "nothing").returncode == 125
+    assert eyas("job", "../healthz").stderr == "eyas: there is no /jobs/../healthz\n"
+    assert eyas("job", "..").stderr == "eyas: there is no job '..'\n"
+
+
+def test_one_that_waits_for_a_daemon_says_so():
+    said = []
+    with EyasClient("http://127.0.0.1:1", "t", patience_s=1.0) as client:
+        client.on_trouble = said.append
+        with pytest.raises(Unreachable):
+            client.wait("some")
+    [once] = said
+    assert once.endswith("Connection refused; asking again for 1 s")

@@ -48,6 +48,18 @@ def test_a_program_runs_and_its_outputs_are_artifacts(daemon):
     assert [event["type"] for event in daemon.client.events(job["id"]) if event["type"] == "progress"] == []
 
 
+def test_what_was_to_be_watched_for_and_never_came_is_told(daemon):
+    form = {"regex": "step (?P<step>[0-9]+)"}
+    job = run(daemon, "echo step 3; mkdir checkpoint", watch="checkpoints", progress=form)
+    assert (job["state"], job["step"]) == ("succeeded", 3)
+    [warning] = job["warnings"]
+    where = Path(job["output_dir"]) / "checkpoints"
+    assert warning["code"] == "no_checkpoint_seen"
+    assert warning["message"] == f"no checkpoint appeared in {where}; does the program write elsewhere?"
+    assert [one["code"] for one in run(daemon, "echo at 3", progress=form)["warnings"]] == ["no_progress_seen"]
+    assert run(daemon, "echo at 3")["warnings"] == []
+
+
 def test_working_dir(daemon):
     place = daemon.root / "place"
     place.mkdir()

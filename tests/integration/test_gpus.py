@@ -257,7 +257,7 @@ def test_without_gpus_jobs_run_on_the_cpu_as_many_as_may(planned_daemon, planned
     plan = planned(["until_stopped", None])
     job = start(daemon, plan)
     [late] = daemon.client.submit(plan)
-    wait_for(lambda: waiting(daemon, late["id"], "1 job runs at a time"))
+    wait_for(lambda: waiting(daemon, late["id"], "1 job runs at a time (EYAS_MAX_RUNNING)"))
     with pytest.raises(ApiError, match="1 GPU is asked for; this host has none"):
         daemon.client.submit({**plan, "resources": {"gpus": 1}})
     assert (job["gpus"], job["resources"]["gpus"]) == ([], 0)

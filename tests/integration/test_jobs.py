@@ -35,7 +35,7 @@ def test_a_job_runs_and_tells_all(shared):
     assert (job["phase"], job["epoch"], job["epochs"], job["step"], job["steps"]) == ("training", 1, 2, 3, 4)
     assert (job["loss"], job["accuracy"], job["lr"], job["tokens_per_s"]) == (2.5, [0.5, 0.25], 1e-4, 100.0)
     assert job["epochs_done"] == [{"epoch": 1, "train_s": 1.5, "val_s": 0.5, "train": {"loss": 2.5}, "val": None}]
-    assert job["last_checkpoint"] == {"path": "/x/1", "verdict": "valid"}
+    assert job["last_checkpoint"] == {"path": "/x/1", "verdict": "valid", "why": None}
     [warning] = job["warnings"]
     assert (warning["code"], warning["message"], warning["count"]) == ("odd", "an odd thing", 2)
     assert job["setup"] == [{"title": "parameters", "text": "12 in total", "data": {"total": 12}}]
@@ -172,7 +172,7 @@ def test_a_failed_dependency_fails_what_waits_and_cancel_reaches_queued_jobs(sha
     first, second, third, beside = daemon.client.submit({"jobs": chain})
     daemon.wait_state(first["id"], "running")
     assert daemon.client.job(second["id"])["summary"] == "queued: waits for first"
-    assert daemon.client.job(beside["id"])["summary"] == "queued: 1 job runs at a time"
+    assert daemon.client.job(beside["id"])["summary"] == "queued: 1 job runs at a time (EYAS_MAX_RUNNING)"
     daemon.client.cancel(beside["id"])
     assert daemon.wait_ended(beside["id"])["reason"] == "cancelled_by_user"
     go.touch()
@@ -227,7 +227,10 @@ def test_a_real_stage_with_bad_input(new_daemon, tmp_path):
     job = daemon.wait_ended(stored["id"])
     assert (job["state"], job["reason"]) == ("failed", "invalid_checkpoint")
     assert "nothing" in job["cause"]
-    assert job["last_checkpoint"] == {"path": str(daemon.root / "nothing"), "verdict": "unreadable"}
+    last = job["last_checkpoint"]
+    assert (last["path"], last["verdict"]) == (str(daemon.root / "nothing"), "unreadable")
+    assert last["why"] in job["cause"]
+    assert job["summary"].endswith("checkpoint nothing unreadable")  # the cause has said why
 
 
 def test_a_worker_python_without_eyas_is_a_spawn_failure(new_daemon, tmp_path):

@@ -106,7 +106,9 @@ def test_resume_of_a_held_job_goes_through_the_queue(shared, tmp_path, wait_for)
     daemon.wait_state(held["id"], "paused")
     daemon.client.resume(held["id"])
     job = daemon.wait_state(held["id"], "queued")
-    assert wait_for(lambda: daemon.client.job(held["id"])["summary"] == "queued: 1 job runs at a time")
+    assert wait_for(
+        lambda: daemon.client.job(held["id"])["summary"] == "queued: 1 job runs at a time (EYAS_MAX_RUNNING)"
+    )
     assert job["attempt"] is None
     go.touch()
     assert daemon.wait_ended(held["id"])["state"] == "succeeded"

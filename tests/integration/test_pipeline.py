@@ -81,7 +81,7 @@ def test_from_conversations_to_an_acceptance_length(new_daemon: Any) -> None:
     assert [len(epoch["train"]["accuracy"]) for epoch in train["epochs_done"]] == [3, 3]
     losses = [epoch["val"]["loss"] for epoch in train["epochs_done"]]
     assert losses[1] < losses[0], "nothing was learned"
-    assert train["last_checkpoint"] == {"path": str(daemon.root / "train" / "1"), "verdict": "valid"}
+    assert train["last_checkpoint"] == {"path": str(daemon.root / "train" / "1"), "verdict": "valid", "why": None}
     assert [one["verdict"] for one in daemon.client.checkpoints(ids["train"])] == ["valid", "valid"]
     assert json.loads((daemon.root / "validate" / "verdict.json").read_text())["verdict"] == "valid"
     assert sorted(path.name for path in (daemon.root / "train").iterdir() if not path.name.startswith(".")) == [

@@ -43,6 +43,28 @@ def test_unknown_fields_come_with_a_suggestion(shared):
     assert field(error)[0] == "/jobs/0/params/checkpoint"
 
 
+def test_mistakes_of_a_newcomer_are_answered_with_what_to_do(shared):
+    daemon, _ = shared
+    words = {"verifier": "Qwen/Qwen3-8B", "data_dir": "states", "vocab_map_dir": "~/prepared"}
+    error = refused(daemon, {"stage": "train", "params": words})
+    hub, relative, home = (one["message"] for one in error.fields)
+    assert hub.endswith("; a model on a hub is downloaded first and named by its directory")
+    assert relative == "states is not an absolute path on the daemon's host"
+    assert home.endswith("; ~ is not expanded")
+
+    names = {"target_model_path": "/v", "learning_rate": 1e-4, "num_epochs": 3, "hidden_states_path": "/d"}
+    error = refused(daemon, {"stage": "train", "params": names})
+    assert {one["suggestion"] for one in error.fields} == {None, "verifier", "lr", "epochs", "data_dir"}
+    assert "verifier is required" in [one["message"] for one in error.fields]
+
+    error = refused(daemon, {"name": "chain", "stages": {"prepare": {"params": {}}}})
+    assert [one["message"] for one in error.fields] == ["what has `stages` is a pipeline: send it to POST /pipelines"]
+
+    with pytest.raises(ApiError) as typo:
+        daemon.client.jobs(stage=["trian"])
+    assert typo.value.fields[0]["suggestion"] == "train"
+
+
 @pytest.mark.parametrize(
     ("value", "pointer"),
     [({"epochs": 0}, "epochs"), ({"lr": float("nan")}, "lr"), ({"noise": float("inf")}, "noise"),

@@ -33,7 +33,7 @@ def test_the_daemon_is_killed_while_an_epoch_runs_and_nothing_is_lost_or_doubled
     checkpoints = daemon.client.checkpoints(stored["id"])
     assert [Path(one["path"]).name for one in checkpoints] == ["0", "1"]
     assert {one["verdict"] for one in checkpoints} == {"valid"}, checkpoints
-    assert job["last_checkpoint"] == {"path": checkpoints[-1]["path"], "verdict": "valid"}
+    assert job["last_checkpoint"] == {"path": checkpoints[-1]["path"], "verdict": "valid", "why": None}
     assert job["setup"]
     assert json.loads((daemon.state / "jobs" / stored["id"] / "record.json").read_text())["state"] == "succeeded"
 

@@ -164,7 +164,7 @@ def test_what_has_occurred_since_is_answered_at_once(shared, http, held):
     assert daemon.client.wait(job_id, "checkpoint", 0, 0.1).outcome == "timeout"  # there was none since the beginning
     step(1)
     written = waiting.get().json()
-    assert written["last_checkpoint"] == {"path": "/c/0", "verdict": None}
+    assert written["last_checkpoint"] == {"path": "/c/0", "verdict": None, "why": None}
     step(2)
     judged = daemon.client.wait(job_id, "checkpoint", written["version"], 30)
     assert (judged.job["last_checkpoint"]["verdict"], judged.outcome) == ("valid", "met")
@@ -356,7 +356,7 @@ def test_the_command_waits(shared, held):
 
     job_id, step = held()
     assert eyas("wait", job_id, "--timeout", "300ms").returncode == 124
-    assert eyas("wait", job_id, "--timeout", "soon").returncode == 1
+    assert eyas("wait", job_id, "--timeout", "soon").returncode == 125
     waiting = subprocess.Popen(
         [*daemon.command("job", job_id, "--wait", "--json"), "--state", str(daemon.state)], stdout=subprocess.PIPE
     )

@@ -50,7 +50,7 @@ def test_speculators_own_trainer_is_watched_like_ours(daemon: Any, python: Path,
     [done] = second["epochs_done"]
     assert done["train_s"] > 0 and done["train"]["loss"] > 0 and done["val"]["loss"] > 0
     judged = wait_for(lambda: (now := job())["last_checkpoint"]["verdict"] and now, LIMIT_S, "a verdict")
-    assert judged["last_checkpoint"] == {"path": str(output / "checkpoints/0"), "verdict": "valid"}
+    assert judged["last_checkpoint"] == {"path": str(output / "checkpoints/0"), "verdict": "valid", "why": None}
     (gates / "1").touch()
     (gates / "2").touch()
     ended = daemon.wait_ended(stored["id"], LIMIT_S)

@@ -54,10 +54,10 @@ def run(context: StageContext) -> StageResult:
             context.check_stop()
     watcher.finish(succeeded=False)
     context.check_stop()
-    return _outcome(context, watcher, log)
+    return _outcome(context, watcher, log, params.watch)
 
 
-def _outcome(context: StageContext, watcher: Watcher, log: Path) -> StageResult:
+def _outcome(context: StageContext, watcher: Watcher, log: Path, watch: str | None) -> StageResult:
     """What the end of the log, and how far the work had come, tell of the end."""
     end = _end_of(log)
     lines = _lines(end)
@@ -75,6 +75,7 @@ def _outcome(context: StageContext, watcher: Watcher, log: Path) -> StageResult:
         "the process has ended; its log shows no failure, but its exit code cannot be known: only its parent was told"
     )
     context.warn("exit_code_unknown", text)
+    watcher.tell_what_was_missed(watch)
     return StageResult({"exit_code": None, "finished": watcher.progress.finished})
 
 

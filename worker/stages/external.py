@@ -63,6 +63,7 @@ def run(context: StageContext) -> StageResult:
         _end_by(-code)
     if code > 0:
         raise _failure(params.argv[0], code)
+    watcher.tell_what_was_missed(params.watch)
     return StageResult({"exit_code": 0}, _outputs(params, context.output_dir))
 
 

@@ -206,8 +206,8 @@ class _Keeper:
             others = f"; {total} such lines so far" if total > 1 else ""
             raise BadRow(
                 row.reason,
-                f"{self.params.conversations}, line {line}: {row}{others}. Mend it, or have up to max_bad_rows "
-                f"(now {allowed}) such lines left out",
+                f"{self.params.conversations}, line {line}: {row}{others} (mend it, or have up to max_bad_rows, "
+                f"now {allowed}, such lines left out)",
             )
 
     def _note(self, line: int, row: MaskedRow, cut: MaskedRow) -> None:

@@ -43,6 +43,13 @@ class Run:
     trainer: Trainer
     keeper: CheckpointKeeper
     saved_for: str | None = None
+    began: tuple[float, int] = (0.0, 0)
+    """When the first step of this attempt began, and how many came before it."""
+
+    def left_s(self, step: int) -> float:
+        """Seconds left after a step, at the pace of the attempt so far, validating and saving included."""
+        began_s, before = self.began
+        return (time.monotonic() - began_s) / (step - before) * (self.trainer.total_steps - step)
 
 
 def run(context: StageContext) -> StageResult:
@@ -53,6 +60,7 @@ def run(context: StageContext) -> StageResult:
     training = _set_up(context, params)
     with closing(training.keeper):
         _go_on(context, training)
+        training.began = (time.monotonic(), training.trainer.step)
         epochs = _train(context, training)
         training.keeper.finish()
     checkpoint = str(training.keeper.latest)
@@ -327,12 +335,11 @@ class _StepReporter:
         self._epoch = training.trainer.position.epoch
         self._last_step = training.trainer.last_step(self._epoch)
         self._started = self._reported = time.monotonic()
-        self._tokens = self._steps = 0
+        self._tokens = 0
 
     def on_step(self, report: StepReport) -> None:
         """One optimizer step was made."""
         self._tokens += report.tokens
-        self._steps += 1
         self._tell(report)
         self._training.keeper.poll()
         self._context.check_stop()
@@ -353,9 +360,8 @@ class _StepReporter:
         if now - self._reported < INTERVAL_S and report.step != self._last_step:
             return
         self._reported = now
-        elapsed = max(now - self._started, 1e-9)
-        rate = self._tokens / elapsed
-        eta = elapsed / self._steps * (self._total - report.step)
+        rate = self._tokens / max(now - self._started, 1e-9)
+        eta = self._training.left_s(report.step)
         print(
             f"epoch {self._epoch} step {report.step}/{self._total} loss {report.loss:.4f} "
             f"lr {report.lr:.2e} grad {report.grad_norm:.2f} {rate:.0f} tokens/s, {eta:.0f} s left",

@@ -95,7 +95,7 @@ def test_what_cannot_be_used_says_why(row: dict[str, Any], reason: str, words: s
 @pytest.mark.parametrize(
     ("line", "reason", "words"),
     [
-        (b'{"messages": [{"role": "user"', "not_json", r"not JSON .*is the line cut\?"),
+        (b'{"messages": [{"role": "user"', "not_json", r"not JSON .*is the line cut"),
         (b'{"messages": "\xff"}', "not_utf8", "not UTF-8 at byte 14"),
         (LINE.decode().encode("utf-16"), "not_utf8", "not UTF-8 at byte 0"),
         (b'{"messages": NaN}', "not_json", "NaN is not JSON"),

@@ -158,9 +158,9 @@ def test_the_queue_is_fair_and_says_why():
     assert decided[2] == Wait(jobs[3], "waits for dep0")
     assert decided[3].why.reason == Reason.DEPENDENCY_FAILED
     assert decided[4] == Start(replace(jobs[1], resources=Resources(gpus=0)))
-    assert decided[5] == Wait(jobs[0], "1 job runs at a time")
+    assert decided[5] == Wait(jobs[0], "1 job runs at a time (EYAS_MAX_RUNNING)")
     assert decide([replace(RUNNING, number=9), queued(1)], Host(max_running=1)) == [
-        Wait(queued(1), "1 job runs at a time")
+        Wait(queued(1), "1 job runs at a time (EYAS_MAX_RUNNING)")
     ]
     assert decide([replace(RUNNING, number=9), queued(1)], Host(max_running=2)) == [
         Start(replace(queued(1), resources=Resources(gpus=0)))
@@ -193,6 +193,14 @@ def test_summaries_are_for_people():
         "checkpoint 0 not judged yet"
     )
     assert view_of(new).epoch == 1
+    findings = [{"severity": "warning", "message": "lm_head.weight has 7 rows that repeat another"}]
+    verdict = {"path": "/out/0", "verdict": "suspect", "findings": findings, "seconds": 1}
+    judged, _ = look(RUNNING, lines=events + lines((4, "verdict", verdict)))
+    assert summary_of(judged).endswith("checkpoint 0 suspect: lm_head.weight has 7 rows that repeat another")
+    pausing = replace(judged, state=JobState.STOPPING, pause_asked_at=NOW)
+    assert summary_of(pausing).startswith("stopping, to be paused; training, epoch 2 of 5")
+    assert " left" not in summary_of(pausing)  # what is left is not what the stop takes
+    assert summary_of(replace(pausing, cancel_asked_at=NOW)).startswith("stopping, to be cancelled; ")
     assert [duration(seconds) for seconds in (0.4, 59, 61, 3700)] == ["0 s", "59 s", "1 min 1 s", "1 h 1 min"]
 
 

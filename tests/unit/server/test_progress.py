@@ -72,6 +72,23 @@ def test_a_late_verdict_on_an_older_checkpoint_leaves_the_newest():
     assert status.last_checkpoint.verdict == "suspect"
 
 
+def test_a_verdict_says_why_in_the_words_of_the_gravest_finding():
+    found = [
+        {"severity": "error", "message": "fc.weight holds NaN"},
+        {"severity": "warning", "message": "lm_head.weight has rows that repeat another"},
+        {"severity": "info", "message": "read as speculators"},
+    ]
+
+    def why(findings):
+        told = event(1, "verdict", path="/c/0", verdict="invalid", findings=findings, seconds=1)
+        return fold(Status(), told).last_checkpoint.why
+
+    assert why(found) == "fc.weight holds NaN (and 1 more)"
+    assert why(found[1:]) == "lm_head.weight has rows that repeat another"
+    assert why(found[2:]) is None
+    assert why([{}]) is None
+
+
 def test_warnings_are_counted_and_bounded():
     status = Status()
     for number in range(MAX_WARNINGS + 7):

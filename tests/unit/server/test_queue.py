@@ -155,7 +155,7 @@ def test_cpus_and_memory_add_up():
 def test_places_bound_only_jobs_without_a_gpu():
     decided = decide([running(1, "GPU-0"), job(2), job(3), job(4, gpus=1)], host(leases={"GPU-0": "j1"}))
     assert given_to(decided) == {2: [], 4: ["1"]}
-    assert reasons(decided)[3] == "1 job without a GPU runs at a time"
+    assert reasons(decided)[3] == "1 job without a GPU runs at a time (EYAS_MAX_RUNNING)"
 
 
 def test_a_gpu_whose_last_processes_are_still_ending_is_not_free():

@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import pytest
 from alembic import command
+from pydantic import ValidationError
 
 from eagle3_core.contract.jobdir import JobDir
 from eagle3_core.contract.locks import is_held
@@ -25,7 +26,7 @@ from server.services.auth import Gate, read_or_make_token
 from server.services.observer import last_words
 from server.services.orders import order_stop
 from server.services.runtime import Runtime
-from server.settings import Settings, unknown_variables, worker_environment
+from server.settings import Settings, faults_of, missing_paths, unknown_variables, worker_environment
 from server.system import clock, locks
 
 
@@ -87,6 +88,27 @@ def test_settings_come_from_the_environment(monkeypatch, tmp_path):
         "EYAS_JOB_ID": "j1",
         "EYAS_LOCK_FD": "7",
     }
+
+
+def test_settings_that_cannot_be_used_are_told_with_what_to_write(monkeypatch, tmp_path):
+    monkeypatch.setenv("EYAS_ROOTS", "/data")
+    with pytest.raises(ValidationError) as no_list:
+        Settings.model_validate({"state": tmp_path})
+    assert faults_of(no_list.value) == [
+        """EYAS_ROOTS cannot be used: write a JSON list, such as EYAS_ROOTS='["…", "…"]'"""
+    ]
+    monkeypatch.delenv("EYAS_ROOTS")
+    monkeypatch.setenv("EYAS_GPUS", "0,1")
+    monkeypatch.setenv("EYAS_PORT", "none")
+    with pytest.raises(ValidationError) as two:
+        Settings.model_validate({"state": tmp_path})
+    port, gpus = faults_of(two.value)
+    assert port.startswith("EYAS_PORT cannot be used: Input should be a valid integer")
+    assert gpus.startswith("EYAS_GPUS cannot be used: write a JSON list")
+    settings = Settings.model_construct(roots=(tmp_path, tmp_path / "data"), worker_python=tmp_path)
+    assert missing_paths(settings) == [f"the root {tmp_path}/data does not exist"]
+    settings = Settings.model_construct(roots=(), worker_python=tmp_path / "python")
+    assert missing_paths(settings) == [f"EYAS_WORKER_PYTHON {tmp_path}/python is no program: no job can start"]
 
 
 def test_the_token_is_made_once_and_private(tmp_path):

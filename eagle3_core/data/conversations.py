@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from eagle3_core.contract.jsonfiles import repeated_key
 from eagle3_core.errors import BadRow
 
 Message = dict[str, Any]
@@ -26,6 +27,8 @@ ROLES = {
     "assistant": "assistant",
     "gpt": "assistant",
     "chatgpt": "assistant",
+    "bing": "assistant",
+    "bard": "assistant",
     "bot": "assistant",
     "model": "assistant",
     "tool": "tool",
@@ -112,12 +115,9 @@ def _not_json(raw: bytes, error: json.JSONDecodeError) -> str:
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) < len(pairs):
-        names = [name for name, _ in pairs]
-        name = next(name for name in names if names.count(name) > 1)
-        raise BadRow("duplicate_key", f"the key {name!r} occurs twice in one object", damaged=True)
-    return value
+    if (name := repeated_key(pairs)) is not None:
+        raise BadRow("duplicate_key", f"the key {name!r:.80} occurs twice in one object", damaged=True)
+    return dict(pairs)
 
 
 def _no_number(word: str) -> None:
@@ -163,8 +163,13 @@ def _conversation(row: dict[str, Any], form: str) -> Conversation:
         raise BadRow("not_a_row", f"{form} is not a list; {_SHAPE}", damaged=True)
     messages = [_message(message, number) for number, message in enumerate(given, 1)]
     system = row.get("system")
-    if isinstance(system, str) and system and not (messages and messages[0]["role"] == "system"):
+    if system is not None and not isinstance(system, str):
+        raise BadRow("not_a_row", f"`system` is {system!r:.40}, not a text", damaged=True)
+    first = messages[0] if messages else {"role": "user"}
+    if system and first["role"] != "system":
         messages.insert(0, {"role": "system", "content": system})
+    elif system and first["content"].strip() != system.strip():
+        raise BadRow("ambiguous", "`system` and a first message of role system say different things")
     return Conversation(messages, _tools(row.get("tools")))
 
 
@@ -188,11 +193,15 @@ def _message(given: object, number: int) -> Message:
     if speaker.lower() in _CALLS:
         message["content"], message["tool_calls"] = "", _said_calls(content, number)
         return message
-    calls = _calls(message.pop("tool_calls", None), number)
+    # The older form of one call, which has no id.
+    given_calls, older = message.pop("tool_calls", None), message.pop("function_call", None)
+    calls = _calls(given_calls or ([older] if older else None), number)
     if calls:
         message["tool_calls"] = calls
-    if "reasoning" in message:  # one field, called this way by some servers and that way by others
-        message.setdefault("reasoning_content", message["reasoning"])
+    # One field, which servers, templates and data call by three names.
+    thoughts = [message[name] for name in REASONING if name in message]
+    if thoughts and all(thought == thoughts[0] for thought in thoughts):
+        message |= dict.fromkeys(REASONING, thoughts[0])
     if not all(isinstance(message.get(name, ""), str) for name in REASONING):
         raise BadRow("not_a_row", f"the reasoning of message {number} is not a text", damaged=True)
     said_otherwise = bool(calls) or any(message.get(name) for name in REASONING)

@@ -24,6 +24,19 @@ _ALIASES = {"su": "longrope", "mrope": "default", "deepseek_yarn": "yarn", "none
 
 _NOT_FOR_TEXT = frozenset({"type", "mrope_section", "mrope_interleaved", "partial_rotary_factor"})
 
+_NUMBERS = (
+    "factor",
+    "original_max_position_embeddings",
+    "low_freq_factor",
+    "high_freq_factor",
+    "attention_factor",
+    "beta_fast",
+    "beta_slow",
+    "mscale",
+    "mscale_all_dim",
+)
+_LISTS = ("short_factor", "long_factor")
+
 _OF_A_SECTION = frozenset({"rope_type", "type", "rope_theta", "factor"})
 """No kinds of attention."""
 
@@ -63,9 +76,28 @@ def normalise_rope(
     dropped = _NOT_FOR_TEXT | {"rope_type", "rope_theta"}
     rope |= {key: value for key, value in section.items() if key not in dropped and value is not None}
     original = config.get("original_max_position_embeddings")
+    if original is None and kind in ("yarn", "longrope", "llama3"):
+        original = config.get("max_position_embeddings")  # as transformers takes it
     if kind != "default" and original is not None:
         rope.setdefault("original_max_position_embeddings", original)
+    _check_fields(rope, where, origin)
     return rope, warnings
+
+
+def _check_fields(rope: Mapping[str, Any], where: str, origin: str) -> None:
+    """Scaling fields are numbers, whatever the type makes of them."""
+    for key in _NUMBERS:
+        value = rope.get(key, 1)
+        if not (_is_positive(value) or (value == 0 and key.startswith("mscale"))):
+            raise BadInput(f"{where}: {origin}.{key} is {value!r:.60}, not a positive number")
+    for key in _LISTS:
+        values = rope.get(key, [])
+        if not isinstance(values, list) or not all(_is_positive(value) for value in values):
+            raise BadInput(f"{where}: {origin}.{key} is {values!r:.60}, not a list of positive numbers")
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < 1e30
 
 
 def _section(config: Mapping[str, Any], where: str) -> tuple[dict[str, Any], str]:
@@ -121,6 +153,6 @@ def _base(
     if chosen is None:
         chosen = default
         warnings.append(("rope_base_absent", f"{where}: no rope_theta; {chosen:g} is used, the default of its class"))
-    if isinstance(chosen, bool) or not isinstance(chosen, (int, float)) or not 0 < chosen < float("inf"):
-        raise BadInput(f"{where}: rope_theta is {chosen!r}, not a positive number")
+    if not _is_positive(chosen):
+        raise BadInput(f"{where}: rope_theta is {chosen!r:.60}, not a positive number")
     return float(chosen)

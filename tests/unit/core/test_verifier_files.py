@@ -420,7 +420,10 @@ YARN = {"factor": 4.0, "original_max_position_embeddings": 128}
         ({"rope_theta": 1e6, "rope_scaling": {"type": "yarn", **YARN}}, {"rope_type": "yarn", **YARN}),
         ({"rope_theta": 1e6, "rope_scaling": {"rope_type": "yarn", **YARN}}, {"rope_type": "yarn", **YARN}),
         ({"rope_theta": 1000000, "rope_scaling": None}, {"rope_type": "default"}),
-        ({"rope_theta": 1e6, "rope_scaling": {"type": "su", "factor": 2.0}}, {"rope_type": "longrope", "factor": 2.0}),
+        (
+            {"rope_theta": 1e6, "rope_scaling": {"type": "su", "factor": 2.0}},
+            {"rope_type": "longrope", "factor": 2.0, "original_max_position_embeddings": 512},
+        ),
         (
             {
                 "rope_parameters": {
@@ -467,6 +470,10 @@ def test_one_rope_from_every_layout(tmp_path: Path, changes: dict[str, Any], rop
         ({"rope_parameters": {"rope_type": ["yarn"], "rope_theta": 1e4}}, "unknown rope_type"),
         ({"rope_theta": "1e6"}, "rope_theta is '1e6'"),
         ({"rope_theta": -1}, "rope_theta is -1"),
+        ({"rope_theta": 10**400}, "rope_theta is 1000"),
+        ({"rope_scaling": {"type": "linear", "factor": "4"}}, "rope_scaling.factor is '4', not a positive number"),
+        ({"rope_scaling": {"type": "yarn", **YARN, "factor": 0}}, "factor is 0, not a positive number"),
+        ({"rope_scaling": {"type": "su", "short_factor": [1, None]}}, "short_factor is [1, None], not a list of"),
         ({"rope_scaling": "yarn"}, "not an object"),
         ({"rope_parameters": {"a": {"rope_theta": 1.0}, "b": {"rope_theta": 2.0}}}, "full_attention"),
     ],

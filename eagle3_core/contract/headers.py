@@ -16,7 +16,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from eagle3_core.contract.jsonfiles import repeated_key
+from eagle3_core.contract.jsonfiles import not_there, repeated_key
 from eagle3_core.errors import UnreadableFile
 
 MAX_HEADER_BYTES = 100_000_000
@@ -119,7 +119,7 @@ def _header_bytes(path: Path) -> tuple[bytes, int]:
         # A FIFO must not hang the open; O_NONBLOCK does nothing to regular files.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError as error:
-        raise UnreadableFile(path, "missing", "no such file") from error
+        raise UnreadableFile(path, "missing", not_there(path)) from error
     except OSError as error:
         raise UnreadableFile(path, "unreadable", f"cannot be opened: {error.strerror}") from error
     status = os.fstat(descriptor)

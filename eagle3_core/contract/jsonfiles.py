@@ -20,6 +20,11 @@ def repeated_key(pairs: list[tuple[str, Any]]) -> str | None:
     return None
 
 
+def not_there(path: Path) -> str:
+    """What to say of a path where nothing is: caches hold links, whose files may be gone or never came."""
+    return "leads to a file that is not there; fetch it again" if path.is_symlink() else "no such file"
+
+
 def read_json_object(path: Path) -> dict[str, Any]:
     """The object a JSON file holds.
 
@@ -49,7 +54,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 def _content(path: Path) -> bytes:
     if not path.is_file():
-        raise BadInput(f"{path}: no such file" if not path.exists() else f"{path}: is not a regular file")
+        raise BadInput(f"{path}: {'is not a regular file' if path.exists() else not_there(path)}")
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_JSON_BYTES + 1)

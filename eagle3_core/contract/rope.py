@@ -73,6 +73,8 @@ def normalise_rope(
     dropped = _NOT_FOR_TEXT | {"rope_type", "rope_theta"}
     rope |= {key: value for key, value in section.items() if key not in dropped and value is not None}
     original = config.get("original_max_position_embeddings")
+    if original is None and kind in ("yarn", "longrope", "llama3"):
+        original = config.get("max_position_embeddings")  # as transformers takes it
     if kind != "default" and original is not None:
         rope.setdefault("original_max_position_embeddings", original)
     _check_numbers(rope, where)

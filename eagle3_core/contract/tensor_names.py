@@ -144,7 +144,7 @@ def find_base(role: Role, names: Collection[str], sibling_prefix: str | None = N
 def near_names(role: Role, names: Iterable[str], limit: int = 8) -> list[str]:
     """Names a person would look at when no candidate fits."""
     words = (*role.leaves[:5], "embed") if role is EMBEDDING else role.leaves[:5]
-    near = [name for name in names if any(word in part for part in name.split(".")[-2:] for word in words)]
+    near = [name for name in names if any(word in part for part in name.split(".")[-4:] for word in words)]
     return sorted(near, key=lambda name: (name.count("."), name))[:limit]
 
 

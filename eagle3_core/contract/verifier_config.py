@@ -107,7 +107,10 @@ def read_verifier_config(path: Path) -> VerifierConfig:
     if not path.is_dir():
         raise BadInput(f"{path}: no such directory" if not path.exists() else f"{path}: is not a directory")
     file = path / "config.json"
+    if not file.exists() and (snapshots := sorted(path.glob("snapshots/*/config.json"))):
+        raise BadInput(f"{path}: is a model's place in a cache; give the snapshot itself: {snapshots[0].parent}")
     whole = read_json_object(file)
+    _check_kind(file, whole)
     inner = _text_config(whole)
     # What a text config leaves out is said outside it, save for keys that mean the wrapper.
     outer = {key: value for key, value in whole.items() if key not in {"architectures", "model_type", *_TEXT_KEYS}}
@@ -146,6 +149,14 @@ def read_verifier_config(path: Path) -> VerifierConfig:
         family=family,
         warnings=warnings,
     )
+
+
+def _check_kind(file: Path, whole: Mapping[str, Any]) -> None:
+    """Refuse configs of what is no decoder with a head."""
+    if "draft_vocab_size" in whole or "speculators_config" in whole:
+        raise BadInput(f"{file}: is the config of a drafter; the verifier is the model that it drafts for")
+    if whole.get("is_encoder_decoder") is True:
+        raise BadInput(f"{file}: is_encoder_decoder is true, and only decoders can be verifiers")
 
 
 def _text_config(whole: Mapping[str, Any]) -> dict[str, Any]:

@@ -94,6 +94,8 @@ def read_verifier_files(path: Path) -> VerifierFiles:
     head, tied = _head(config, weights, embedding)
     if not tied:
         _check_matrix(config, HEAD, head, vocab_size)
+    _check_layers(config, weights, f"{prefix}." if prefix else "")
+    _warn_of_adapters(config, weights)
     heads, kv_heads, head_dim = _attention_sizes(config, weights, f"{prefix}." if prefix else "")
     bos, eos = _special_tokens(config, path, vocab_size)
     return VerifierFiles(
@@ -108,7 +110,7 @@ def read_verifier_files(path: Path) -> VerifierFiles:
         num_key_value_heads=kv_heads,
         head_dim=head_dim,
         mla=_mla(config),
-        rms_norm_eps=_or_default(config, config.real("rms_norm_eps"), config.family.eps, "rms_norm_eps"),
+        rms_norm_eps=_eps(config),
         rope=config.rope(),
         max_position_embeddings=int(
             _or_default(config, config.number("max_position_embeddings"), 2048, "max_position_embeddings")
@@ -169,6 +171,9 @@ def _find(role: Role, weights: WeightFiles, sibling_prefix: str | None = None) -
 def _head(config: VerifierConfig, weights: WeightFiles, embedding: TensorLocation) -> tuple[TensorLocation, bool]:
     """The head and whether it is the embedding."""
     stored = _find(HEAD, weights)
+    bias = "lm_head.bias" if stored is None else stored.name.removesuffix("weight") + "bias"
+    if bias in weights.tensors:
+        raise BadInput(f"{weights.path}: {bias}: a head with a bias is not supported; targets would be without it")
     if stored is None:
         if config.tied:
             return embedding, True
@@ -228,6 +233,33 @@ def _check_norm(config: VerifierConfig, weights: WeightFiles, norm: TensorLocati
         )
 
 
+def _check_layers(config: VerifierConfig, weights: WeightFiles, prefix: str) -> None:
+    """Warn where the weights hold layers behind the last one that the config states, which transformers leaves out."""
+    parts = (name.removeprefix(f"{prefix}layers.").split(".", 1)[0] for name in weights.tensors if ".layers." in name)
+    numbers = [int(part) for part in parts if part.isascii() and part.isdigit() and len(part) < 6]
+    further = config.text.get("num_nextn_predict_layers")  # which predict tokens (DeepSeek, GLM)
+    stated = config.num_hidden_layers + (further if type(further) is int else 0)
+    if (stored := max(numbers, default=-1) + 1) > stated:
+        config.warnings.append(
+            (
+                "layers_left_out",
+                f"{config.file} says num_hidden_layers {config.num_hidden_layers}, yet {prefix}layers.{stored - 1} is "
+                "stored: what stands behind the last layer is left out",
+            )
+        )
+
+
+def _warn_of_adapters(config: VerifierConfig, weights: WeightFiles) -> None:
+    """Low-rank adapters beside the weights are no part of what a server without them serves."""
+    lora = next((name for name in weights.tensors if ".lora_A." in name), None)
+    beside = weights.path / "adapter_config.json"
+    if lora is not None or beside.exists():
+        what = f"{weights.path} holds {lora if lora is not None else beside.name}: a LoRA adapter that was not merged"
+        config.warnings.append(
+            ("adapter_not_merged", f"{what}; merge it, or take it out, so that states are of one model")
+        )
+
+
 def _check_matrix(config: VerifierConfig, role: Role, location: TensorLocation, vocab_size: int) -> None:
     """[rows, hidden_size] with at least vocab_size rows; more is padding and worth a word."""
     shape = location.info.shape
@@ -255,6 +287,8 @@ def _attention_sizes(config: VerifierConfig, weights: WeightFiles, prefix: str) 
     """(attention heads, key-value heads, head_dim), checked against the plain q_proj of layer 0 if there is one."""
     heads = config.need("num_attention_heads")
     kv_heads = config.number("num_key_value_heads") or heads
+    if heads % kv_heads:
+        raise BadInput(f"{config.file}: num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}")
     if config.is_mla:
         return heads, kv_heads, _mla_head_dim(config, heads)
     stated = config.number("head_dim")
@@ -327,6 +361,13 @@ def _intermediate_size(config: VerifierConfig) -> int:
         ("intermediate_size_absent", f"{config.file}: no intermediate_size; the drafter's default is {chosen} ({why})")
     )
     return chosen
+
+
+def _eps(config: VerifierConfig) -> float:
+    eps = _or_default(config, config.real("rms_norm_eps"), config.family.eps, "rms_norm_eps")
+    if eps < 0:
+        raise BadInput(f"{config.file}: rms_norm_eps is {eps:g}, not 0 or more")
+    return eps
 
 
 def _or_default(config: VerifierConfig, value: float | None, default: float, key: str) -> float:

@@ -192,6 +192,8 @@ def _whole_set(path: Path, files: list[Path]) -> list[Path]:
 
 
 def _no_weights(path: Path) -> str:
+    if (path / "adapter_model.safetensors").exists():
+        return f"{path}: holds a LoRA adapter alone: merge it into the model it was made for, and give that"
     pickles = sorted(f.name for pattern in _PICKLES for f in path.glob(pattern))
     gguf = sorted(f.name for f in path.glob("*.gguf"))
     message = f"{path}: no weights: neither {INDEX_NAME} nor {SINGLE_NAME} nor another .safetensors file is there"

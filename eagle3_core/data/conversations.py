@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from eagle3_core.contract.jsonfiles import repeated_key
 from eagle3_core.errors import BadRow
 
 Message = dict[str, Any]
@@ -26,6 +27,8 @@ ROLES = {
     "assistant": "assistant",
     "gpt": "assistant",
     "chatgpt": "assistant",
+    "bing": "assistant",
+    "bard": "assistant",
     "bot": "assistant",
     "model": "assistant",
     "tool": "tool",
@@ -93,7 +96,7 @@ def parse_line(raw: bytes) -> Row:
         BadRow: it is not UTF-8, not JSON, no row, or one that cannot be used; the caller adds file and line.
     """
     try:
-        value = json.loads(raw.decode("utf-8"), object_pairs_hook=_distinct, parse_constant=_no_number)
+        value = _decoded(raw.decode("utf-8"))
     except BadRow:
         raise
     except UnicodeDecodeError as error:
@@ -108,16 +111,18 @@ def parse_line(raw: bytes) -> Row:
 def _not_json(raw: bytes, error: json.JSONDecodeError) -> str:
     if raw.strip() in (b"[", b"{"):
         return "not JSON: one value over many lines; write one row a line"
-    return f"not JSON ({error.msg} at column {error.colno}); is the line cut, or the file no JSONL?"
+    hint = "more than one value on the line?" if error.msg == "Extra data" else "is the line cut, or the file no JSONL?"
+    return f"not JSON ({error.msg} at column {error.colno}); {hint}"
+
+
+def _decoded(text: str) -> Any:
+    return json.loads(text, object_pairs_hook=_distinct, parse_constant=_no_number)
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) < len(pairs):
-        names = [name for name, _ in pairs]
-        name = next(name for name in names if names.count(name) > 1)
-        raise BadRow("duplicate_key", f"the key {name!r} occurs twice in one object", damaged=True)
-    return value
+    if (name := repeated_key(pairs)) is not None:
+        raise BadRow("duplicate_key", f"the key {name!r:.80} occurs twice in one object", damaged=True)
+    return dict(pairs)
 
 
 def _no_number(word: str) -> None:
@@ -140,7 +145,7 @@ def parse_row(value: object) -> Row:
             [name for name in forms if len(row[name])] if all(isinstance(row[name], list) for name in forms) else forms
         )
     if not forms:
-        raise BadRow("not_a_row", _SHAPE, damaged=True)
+        raise BadRow("not_a_row", f"{_SHAPE}; it has the keys {', '.join(row) or '(none)'!s:.80}", damaged=True)
     if len(forms) > 1:
         raise BadRow("ambiguous", f"holds {' and '.join(forms)}: which of them is the row?")
     return _tokenised(row) if forms[0] == "input_ids" else _conversation(row, forms[0])
@@ -159,12 +164,22 @@ def _tokenised(row: dict[str, Any]) -> Tokenised:
 
 def _conversation(row: dict[str, Any], form: str) -> Conversation:
     given = row[form]
+    if isinstance(given, str):  # as tables without nested columns hold it
+        try:
+            given = _decoded(given)
+        except (ValueError, RecursionError) as error:
+            raise BadRow("not_a_row", f"{form} is a text that is not JSON ({error})", damaged=True) from error
     if not isinstance(given, list):
         raise BadRow("not_a_row", f"{form} is not a list; {_SHAPE}", damaged=True)
     messages = [_message(message, number) for number, message in enumerate(given, 1)]
     system = row.get("system")
-    if isinstance(system, str) and system and not (messages and messages[0]["role"] == "system"):
+    if system is not None and not isinstance(system, str):
+        raise BadRow("not_a_row", f"`system` is {system!r:.40}, not a text", damaged=True)
+    first = messages[0] if messages else {"role": "user"}
+    if system and first["role"] != "system":
         messages.insert(0, {"role": "system", "content": system})
+    elif system and first["content"].strip() != system.strip():
+        raise BadRow("ambiguous", "`system` and a first message of role system say different things")
     return Conversation(messages, _tools(row.get("tools")))
 
 
@@ -188,11 +203,15 @@ def _message(given: object, number: int) -> Message:
     if speaker.lower() in _CALLS:
         message["content"], message["tool_calls"] = "", _said_calls(content, number)
         return message
-    calls = _calls(message.pop("tool_calls", None), number)
+    # The older form of one call, which has no id.
+    given_calls, older = message.pop("tool_calls", None), message.pop("function_call", None)
+    calls = _calls(given_calls or ([older] if older else None), number)
     if calls:
         message["tool_calls"] = calls
-    if "reasoning" in message:  # one field, called this way by some servers and that way by others
-        message.setdefault("reasoning_content", message["reasoning"])
+    # One field, which servers, templates and data call by three names.
+    thoughts = [message[name] for name in REASONING if name in message]
+    if thoughts and all(thought == thoughts[0] for thought in thoughts):
+        message |= dict.fromkeys(REASONING, thoughts[0])
     if not all(isinstance(message.get(name, ""), str) for name in REASONING):
         raise BadRow("not_a_row", f"the reasoning of message {number} is not a text", damaged=True)
     said_otherwise = bool(calls) or any(message.get(name) for name in REASONING)

@@ -89,6 +89,17 @@ class _Marked:
     text: str
     marks: list[tuple[int, int, int]]
 
+    def without_echoes(self, messages: list[Message]) -> "_Marked":
+        """Each tool call marked once: harmony's templates name a call again in the header of its result."""
+        left = [len(message.get("tool_calls", ())) for message in messages]
+        marks = []
+        for kind, number, place in self.marks:
+            if kind == _CALL:
+                left[number] -= 1
+            if kind != _CALL or left[number] >= 0:
+                marks.append((kind, number, place))
+        return _Marked(self.text, marks)
+
     def by_message(self) -> dict[int, list[int]]:
         """Places of each message's marks, ascending."""
         places: dict[int, list[int]] = {}
@@ -154,8 +165,8 @@ class SpanFinder:
         if len(_calls_of(conversation)) > sum(kind == _CALL for kind, _, _ in marked.marks):
             # Some templates write a call's id alone; others want ids of a certain length.
             by_id = _read_marks(self.template.render(_with_marks(conversation, replace(style, calls_by="id"))))
-            return by_id if by_id.text == text else marked
-        return marked
+            marked = by_id if by_id.text == text else marked
+        return marked.without_echoes(conversation.messages)
 
     def _spans(self, conversation: Conversation, marked: _Marked) -> Iterator[Span]:
         """Of every assistant turn but a first one, which answers nothing."""
@@ -169,7 +180,7 @@ class SpanFinder:
                 start = self._start(conversation, number, text, _behind(messages[number - 1], before, text), own[0])
                 later = next((later for later in range(number + 1, len(messages)) if later in places), None)
                 limit = len(text) if later is None else _before(messages[later], places[later][0], text)
-                end = self._end(text, own[-1], limit, "tool_calls" in message, number)
+                end = self._end(text, own[-1], limit, "tool_calls" in message, number, number == len(messages) - 1)
                 if not before <= start <= end:
                     raise BadRow("cannot_be_masked", f"the parts of message {number + 1} are not in their order")
                 # Else it is empty, in a template without a token that ends turns.
@@ -210,12 +221,14 @@ class SpanFinder:
             self._headers[key] = _Header(tuple(dict.fromkeys(form for form in forms if form)), bool(prompt))
         return self._headers[key]
 
-    def _end(self, text: str, begin: int, limit: int, calls: bool, number: int) -> int:
+    def _end(self, text: str, begin: int, limit: int, calls: bool, number: int, is_last: bool = False) -> int:
         """Behind the token that ends the turn; behind the content where the template has none."""
         ends = [(at, word) for word in self.ends if (at := text.find(word, begin, limit)) >= 0]
         at, word = min(ends, key=lambda end: (end[0], -len(end[1])), default=(-1, ""))
         if at >= 0 and (calls or at == begin or not self._special.sub("", text[begin:at]).strip()):
             return at + len(word)
+        if calls and is_last:
+            return begin + len(text[begin:].rstrip())
         if calls:
             raise BadRow("no_end_of_turn", f"nothing ends the tool call of message {number + 1}")
         return begin
@@ -245,12 +258,12 @@ class SpanFinder:
         return self._ends
 
     def _tracked(self, conversation: Conversation, text: str, blocks: list[Span]) -> list[Span]:
-        """By the blocks of the template, each with the token that ends its turn."""
+        """By the blocks of the template, each with the token that ends its turn and without what a server writes."""
         blocks = [block for block in blocks if block[0] < block[1]]
         limits = [*(start for start, _ in blocks), len(text)][1:]
-        spans = [
-            (start, self._end(text, end, limit, False, 0)) for (start, end), limit in zip(blocks, limits, strict=True)
-        ]
+        prompts = self._prompts(conversation) if blocks else ()
+        trimmed = [self._trimmed(text, block, limit, prompts) for block, limit in zip(blocks, limits, strict=True)]
+        spans = [(start, end) for start, end in trimmed if start < end and not self._is_behind_a_turn(text, start, end)]
         place, left_out = 0, set()
         for number, message in enumerate(conversation.messages):
             if message["role"] != "assistant" or not number:
@@ -268,6 +281,36 @@ class SpanFinder:
                 if not message.get(TRAINED, True):
                     left_out.add(span)
         return [span for span in spans if span not in left_out]
+
+    def _is_behind_a_turn(self, text: str, start: int, end: int) -> bool:
+        """Whether a block holds control tokens alone, and the turn before it has ended."""
+        return not self._special.sub("", text[start:end]).strip() and text[:start].rstrip().endswith(self.ends)
+
+    def _prompts(self, conversation: Conversation) -> tuple[str, ...]:
+        """What the template writes to have an answer begin, the longest first."""
+        try:
+            asked = [n for n, message in enumerate(conversation.messages) if n and message["role"] == "assistant"]
+            headers = [self._header(conversation, number) for number in asked]
+        except BadRow:
+            return ()  # a template that renders whole conversations alone
+        forms = {form for header in headers if header.is_prompt for form in header.forms}
+        return tuple(sorted(forms, key=len, reverse=True))
+
+    def _trimmed(self, text: str, block: Span, limit: int, prompts: tuple[str, ...]) -> Span:
+        """A block from behind the generation prompt, where it stands in it, to the token that ends the turn.
+
+        Templates for fine-tuning often put the header into the block, and the line end behind the last token.
+        """
+        start, end = block
+        for prompt in prompts:
+            at = text.rfind(prompt, max(0, start - len(prompt) + 1), min(end, start + len(prompt)))
+            if at >= 0 and not (at == start and any(text.endswith(other, 0, start) for other in prompts)):
+                start = at + len(prompt)
+                break
+        said = len(text[start:end].rstrip())
+        if any(text.endswith(word, start, start + said) for word in self.ends):
+            return start, start + said
+        return start, self._end(text, end, limit, False, 0)
 
 
 def _calls_of(conversation: Conversation) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 
 from eagle3_core.data.conversations import Conversation, parse_row
 from eagle3_core.data.spans import SpanFinder
+from eagle3_core.data import tokens
 from eagle3_core.data.tokens import MaskedRow, mask_texts, render_rows, runs
 from eagle3_core.errors import BadInput, BadRow
 from tests import tiny
@@ -36,6 +37,12 @@ TEMPLATES = {
     "{{ m['content'] }}{% endgeneration %}{% else %}{{ m['content'] }}{% endif %}<|im_end|>\n" + END + PROMPT,
     "generation_elsewhere": HEAD + "<|im_start|>{{ m['role'] }}\n{% if m['role'] == 'user' %}{% generation %}"
     "{{ m['content'] }}{% endgeneration %}{% else %}{{ m['content'] }}{% endif %}<|im_end|>\n" + END + PROMPT,
+    "tuned": HEAD + "{% if m.role == 'assistant' %}{% generation %}<|im_start|>assistant\n<think>\n"
+    "{{ m.reasoning_content }}\n</think>\n\n{{ m.content }}<|im_end|>\n{% endgeneration %}{% else %}" + PLAIN
+    + "{% endif %}" + END + "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n"
+    "{% else %}{% generation %}<|endoftext|>{% endgeneration %}{% endif %}",
+    "tuned_within_the_header": HEAD + "{% if m.role == 'assistant' %}<|im_start|>assistant{% generation %}"
+    "{{ '\\n' + m.content }}<|im_end|>{% endgeneration %}\n{% else %}" + PLAIN + "{% endif %}" + END + PROMPT,
     "trims": HEAD + "<|im_start|>{{ m['role'] }}\n{{ m['content'] | trim }}<|im_end|>\n" + END + PROMPT,
     "begins": "{{ bos_token }}" + HEAD + PLAIN + END + PROMPT,
     "thinks": HEAD + "<|im_start|>{{ m['role'] }}\n{% if m['role'] == 'assistant' and loop.last %}"
@@ -63,6 +70,8 @@ TEMPLATES = {
     "{{ m.tool_calls[0].function.name }}<|channel|>commentary json<|message|>"
     "{{ m.tool_calls[0].function.arguments | tojson }}<|call|>{% else %}<|start|>assistant<|channel|>final<|message|>"
     "{{ m.content }}{{ '<|return|>' if loop.last and not add_generation_prompt else '<|end|>' }}{% endif %}"
+    "{% elif m.role == 'tool' %}<|start|>functions.{{ loop.previtem.tool_calls[0].function.name }} to=assistant"
+    "<|channel|>commentary<|message|>{{ m.content | tojson }}<|end|>"
     "{% else %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endif %}" + END
     + "{% if add_generation_prompt %}<|start|>assistant{% endif %}",
     "deepseek": "{{ bos_token }}" + HEAD + "{% if m.role == 'user' %}<|User|>{{ m.content }}{% elif m.role == 'tool' %}"
@@ -71,7 +80,7 @@ TEMPLATES = {
     "<|tool_call_end|>{% endfor %}<|eos|>{% else %}{% if loop.previtem.role != 'tool' %}<|Assistant|>{% endif %}"
     "{{ m.content.split('</think>')[-1] }}<|eos|>{% endif %}" + END
     + "{% if add_generation_prompt and messages[-1].role != 'tool' %}<|Assistant|><think>\n{% endif %}",
-    "glm": "[gMASK]" + HEAD + "<|{{ m.role }}|>\n{{ m.content }}" + END
+    "glm": "[gMASK]" + HEAD + "<|{{ m.role }}|>\n{{ m.content }}" + CALLS + END
     + "{% if add_generation_prompt %}<|assistant|>\n{% endif %}",
     "alpaca": HEAD + "{% if m.role == 'user' %}### Instruction:\n{{ m.content }}\n\n{% else %}### Response:\n"
     "{{ m.content }}\n\n{% endif %}" + END + "{% if add_generation_prompt %}### Response:\n{% endif %}",
@@ -176,6 +185,10 @@ SUMS = [*ASKED, call("add", '{"a": 1, "b": 2}'), {"role": "tool", "content": "3"
         ("generation", unwanted(turns("hi", "hello", "a", "b"), weight=0), ["b<|im_end|>"]),
         ("system", unwanted(turns("hi", "hello", "a", "b"), train=False), ["b<|im_end|>"]),
         ("system", unwanted(turns("hi", "hello", "a", "b"), weight=1, train=True), ["hello<|im_end|>", "b<|im_end|>"]),
+        ("tuned", [*turns("hi"), {"role": "assistant", "content": "b", "thinking": "r"}, *turns("c", "d")],
+         ["r\n</think>\n\nb<|im_end|>", "\n</think>\n\nd<|im_end|>"]),
+        ("tuned_within_the_header", turns("hi", "\nhello", "b", ""), ["\nhello<|im_end|>", "<|im_end|>"]),
+        ("generation", turns("hi", "<|im_start|>assistant\nhello"), ["<|im_start|>assistant\nhello<|im_end|>"]),
         ("trims", turns(" hi ", " hello \n"), ["hello<|im_end|>"]),
         ("trims", turns(" hi ", " \n", "a", "b"), ["<|im_end|>", "b<|im_end|>"]),
         ("thinks", turns("hi", "think"), ["<think>\n\n</think>\n\nthink<|im_end|>"]),
@@ -196,6 +209,8 @@ SUMS = [*ASKED, call("add", '{"a": 1, "b": 2}'), {"role": "tool", "content": "3"
         ("harmony", SUMS[:3] + turns("and?", "ok"),
          [' to=functions.add<|channel|>commentary json<|message|>{"a": 1, "b": 2}<|call|>',
           "<|channel|>final<|message|>ok<|return|>"]),
+        ("harmony", SUMS, [' to=functions.add<|channel|>commentary json<|message|>{"a": 1, "b": 2}<|call|>',
+                           "<|channel|>final<|message|>three<|return|>"]),
         ("deepseek", turns("hi", "<think>x</think>hello", "b", "c"), ["hello<|eos|>", "c<|eos|>"]),
         ("deepseek", SUMS, ['<|tool_call|>add\n{"a": 1, "b": 2}<|tool_call_end|><|eos|>', "three<|eos|>"]),
         ("deepseek", [*ASKED, call("add", {"a": "<|eos|>"})],
@@ -204,6 +219,8 @@ SUMS = [*ASKED, call("add", '{"a": 1, "b": 2}'), {"role": "tool", "content": "3"
         ("qwen3", [*ASKED, call("add", {}, "\n")],
          ['<think>\n\n</think>\n\n<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call><|im_end|>']),
         ("glm", turns("hi", "hello", "<|im_end|>", "c"), ["hello", "c"]),
+        ("glm", [*ASKED, call("add", {"a": "b "})],
+         ['<tool_call>\n{"name": "add", "arguments": {"a": "b "}}\n</tool_call>']),
         ("glm", turns("hi", "hello", "b", "c"), ["hello", "c"]),
         ("prints", SUMS, ['add({"a": 1, "b": 2})<|im_end|>', "three<|im_end|>"]),
         ("no_prompt", turns("hi", " \n hello", "b", "<think>c</think>d"),
@@ -237,6 +254,18 @@ def test_a_token_that_ends_turns_by_its_meaning_alone_is_trained_on(tmp_path: Pa
     assert isinstance(user, int)
     tokenizer = HuggingFaceTokenizer(tmp_path, eos_token_ids=[user])
     assert said(tokenizer, turns("hi", "hello", "b", "c")) == ["hello<|user|>", "c"]
+
+
+@pytest.mark.parametrize(("limit", "characters"), [(3, 9), (9, None)])
+def test_a_conversation_too_long_to_tokenise_is_refused_by_its_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int, characters: int | None
+) -> None:
+    monkeypatch.setattr(tokens, "MAX_CHARACTERS", limit)
+    finder = SpanFinder(tokenizer_with(tmp_path / "v", "trims"))
+    [refused] = render_rows(finder, [parse_row({"messages": turns("four", "words")})])
+    assert isinstance(refused, BadRow)
+    assert refused.reason == "too_long"
+    assert characters is None or str(refused).startswith(f"{characters} characters")
 
 
 def test_tools_are_rendered_or_the_row_is_refused(tmp_path: Path) -> None:

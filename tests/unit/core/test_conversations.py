@@ -3,6 +3,7 @@
 import gzip
 import json
 import struct
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
-from eagle3_core.data.conversations import Conversation, Row, Tokenised, parse_line, parse_row
+from eagle3_core.data.conversations import REASONING, Conversation, Row, Tokenised, parse_line, parse_row
 from eagle3_core.errors import BadData, BadInput, BadRow
 from tests.cases import make_case
+from worker import conversation_files
 from worker.conversation_files import ConversationFile, read_conversations
 
 GOOD: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
@@ -46,6 +48,8 @@ def faults(path: Path) -> list[tuple[int, str]]:
         ({"messages": GOOD["messages"], "conversations": None, "tools": []}, "ua", ["a", "b"]),
         ({"messages": GOOD["messages"], "conversations": []}, "ua", ["a", "b"]),
         ({"messages": [{"role": "assistant", "content": None, "reasoning": "r"}]}, "a", [""]),
+        ({"messages": [{"role": "system", "content": "s"}, *GOOD["messages"]], "system": "s "}, "sua", ["s", "a", "b"]),
+        ({"conversations": [{"from": "human", "value": "q"}, {"from": "bing", "value": "a"}]}, "ua", ["q", "a"]),
         ({"conversations": [{"from": "observation", "value": "4"}]}, "t", ["4"]),
     ],
 )  # fmt: skip
@@ -61,9 +65,26 @@ def test_a_tool_call_has_its_arguments_as_an_object_however_it_was_written() -> 
         {"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": '{"a": 1}'}}]},
         {"role": "assistant", "content": None, "tool_calls": [{"name": "add", "arguments": {"a": 1}}]},
         {"from": "function_call", "value": '{"name": "add", "arguments": {"a": 1}}'},
+        {"role": "assistant", "content": None, "function_call": {"name": "add", "arguments": '{"a": 1}'}},
     ):
         [message] = messages_of({"messages": [call]})
         assert (message["role"], message["content"], message["tool_calls"]) == ("assistant", "", wanted)
+
+
+def test_what_was_thought_goes_by_every_name_templates_ask_for() -> None:
+    for name in REASONING:
+        [message] = messages_of({"messages": [{"role": "assistant", "content": "b", name: "r"}]})
+        assert [message[other] for other in REASONING] == ["r"] * 3
+    [message] = messages_of({"messages": [{"role": "assistant", "content": "b", "thinking": "r", "reasoning": "s"}]})
+    assert "reasoning_content" not in message
+
+
+def test_a_key_that_comes_again_at_the_end_of_many_is_found_in_linear_time() -> None:
+    text = "{" + ", ".join(f'"{n}": 0' for n in range(200_000)) + ', "199999": 1}'
+    started = time.process_time()
+    with pytest.raises(BadRow, match="'199999' occurs twice"):
+        parse_line(text.encode())
+    assert time.process_time() - started < 20
 
 
 def test_a_row_that_was_tokenised_before() -> None:
@@ -76,6 +97,8 @@ def test_a_row_that_was_tokenised_before() -> None:
         ({"messages": [{"role": "narrator", "content": "x"}]}, "unknown_role", "message 1 is by 'narrator'"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "not_text", "part of type 'image'"),
         ({"messages": GOOD["messages"], "input_ids": [1]}, "ambiguous", "messages and input_ids"),
+        ({"messages": [{"role": "system", "content": "a"}, *GOOD["messages"]], "system": "b"}, "ambiguous",
+         "say different things"),
         ({**GOOD, "tools": "{"}, "bad_tools", "not JSON"),
         ({"messages": [{"role": "assistant", "content": "x", "weight": 0.5}]}, "bad_weight", "`weight` is 0 or 1"),
         ({"messages": [{"role": "assistant", "content": "x", "train": "no"}]}, "bad_weight", "true or false"),
@@ -106,7 +129,10 @@ def test_what_cannot_be_used_says_why(row: dict[str, Any], reason: str, words: s
         (b"[\n", "not_json", "one value over many lines"),
         (b"[]", "not_a_row", "an array where an object is meant"),
         (b"3", "not_a_row", "3 where an object is meant"),
-        (b'{"text": "x"}', "not_a_row", "expected"),
+        (LINE + LINE, "not_json", "more than one value on the line"),
+        (b'{"text": "x"}', "not_a_row", "expected .*; it has the keys text"),
+        (b'{"messages": "[{"}', "not_a_row", "messages is a text that is not JSON"),
+        (b'{"messages": [], "system": ["s"]}', "not_a_row", "`system` is .* not a text"),
         (b'{"messages": {}}', "not_a_row", "messages is not a list"),
         (b'{"messages": ["x"]}', "not_a_row", "message 1 is not an object"),
         (b'{"messages": [{"role": "user", "content": 3}]}', "not_a_row", "every message needs a text `content`"),
@@ -122,6 +148,36 @@ def test_what_is_no_row_at_all_is_damaged(line: bytes, reason: str, words: str) 
     with pytest.raises(BadRow, match=words) as error:
         parse_line(line)
     assert (error.value.reason, error.value.damaged) == (reason, True)
+
+
+def test_messages_may_be_a_text_of_json() -> None:
+    """As tables without nested columns hold them."""
+    assert parse_row({"messages": json.dumps(GOOD["messages"])}) == parse_row({"messages": GOOD["messages"]})
+
+
+def test_a_line_too_long_for_a_row_is_told_and_the_next_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conversation_files, "MAX_LINE_BYTES", 4096)
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(LINE + b"\n" + b'{"messages": "' + bytes(20_000) + b"\n" + LINE)
+    assert faults(path) == [(2, "too_long")]
+    assert [line for line, row in found(path) if isinstance(row, Conversation)] == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("begin", "words"),
+    [
+        ("é".encode("utf-16"), "UTF-16; write UTF-8"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "Git LFS pointer.*git lfs pull"),
+        (b"PK\x03\x04", "a zip archive"),
+        (b"<!DOCTYPE html>", "a web page"),
+    ],
+)
+def test_files_of_other_kinds_are_named(tmp_path: Path, begin: bytes, words: str) -> None:
+    (tmp_path / "a.jsonl").write_bytes(begin + LINE)
+    with pytest.raises(BadInput, match=f"a.jsonl: is .*{words}"):
+        ConversationFile(tmp_path / "a.jsonl")
 
 
 def test_every_kind_of_file_gives_the_same_rows(tmp_path: Path) -> None:

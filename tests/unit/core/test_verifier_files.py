@@ -345,7 +345,11 @@ def test_a_gated_q_proj_holds_twice_the_rows(tmp_path: Path) -> None:
         ({"num_hidden_layers": "8"}, "num_hidden_layers is '8'"),
         ({"vocab_size": 0}, "vocab_size is 0"),
         ({"vocab_size": True}, "vocab_size is True"),
-        ({"num_attention_heads": 3}, "head_dim is not stated"),
+        ({"num_attention_heads": 3, "num_key_value_heads": 1}, "head_dim is not stated"),
+        ({"num_key_value_heads": 3}, "is no multiple of num_key_value_heads 3"),
+        ({"rms_norm_eps": -1e-5}, "rms_norm_eps is -1e-05"),
+        ({"is_encoder_decoder": True}, "only decoders can be verifiers"),
+        ({"draft_vocab_size": 24}, "is the config of a drafter"),
         ({"rms_norm_eps": "x"}, "rms_norm_eps"),
         ({"eos_token_id": "</s>"}, "eos_token_id"),
         ({"tie_word_embeddings": "no"}, "tie_word_embeddings"),
@@ -354,6 +358,44 @@ def test_a_gated_q_proj_holds_twice_the_rows(tmp_path: Path) -> None:
 )
 def test_nonsense_in_the_config_is_named(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
     refused(write_verifier(tmp_path, **changes), "config.json", words)
+
+
+def test_a_head_with_a_bias_is_refused(tmp_path: Path) -> None:
+    refused(write_verifier(tmp_path, {**verifier_tensors(), "lm_head.bias": random(V)}), "lm_head.bias", "with a bias")
+
+
+@pytest.mark.parametrize(("stated", "further", "warned"), [(8, None, []), (6, 2, []), (6, None, ["layers_left_out"])])
+def test_layers_behind_the_last_one_that_is_stated(
+    tmp_path: Path, stated: int, further: int | None, warned: list[str]
+) -> None:
+    tensors = {**verifier_tensors(), "model.layers.7.mlp.up_proj.weight": random(4, H)}
+    changes = {"num_hidden_layers": stated, "num_nextn_predict_layers": further}
+    assert codes(read_verifier_files(write_verifier(tmp_path, tensors, **changes))) == warned
+
+
+def test_an_adapter_is_no_part_of_the_verifier(tmp_path: Path) -> None:
+    lora = {"model.layers.0.self_attn.q_proj.lora_A.weight": random(2, H)}
+    assert codes(read_verifier_files(write_verifier(tmp_path / "a", verifier_tensors() | lora))) == [
+        "adapter_not_merged"
+    ]
+    path = write_verifier(tmp_path / "b")
+    (path / "model.safetensors").rename(path / "adapter_model.safetensors")
+    refused(path, "holds a LoRA adapter alone")
+    wrapped = {"lm_head.base_layer.weight" if n == "lm_head.weight" else n: t for n, t in verifier_tensors().items()}
+    refused(write_verifier(tmp_path / "c", wrapped), "near names: lm_head.base_layer.weight")
+
+
+def test_a_verifier_in_a_cache_of_links(tmp_path: Path) -> None:
+    snapshot = tmp_path / "models--a--b" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    for file in write_verifier(tmp_path / "blobs").iterdir():
+        (snapshot / file.name).symlink_to(f"../../../blobs/{file.name}")
+    assert read_verifier_files(snapshot).warnings == []
+    refused(tmp_path / "models--a--b", "give the snapshot itself", str(snapshot))
+    for name in ("model.safetensors", "config.json"):
+        (tmp_path / "blobs" / name).unlink()
+        with pytest.raises((BadInput, UnreadableFile), match=f"{name}: leads to a file that is not there"):
+            read_verifier_files(snapshot)
 
 
 def test_experts_without_a_dense_mlp(tmp_path: Path) -> None:
@@ -420,7 +462,10 @@ YARN = {"factor": 4.0, "original_max_position_embeddings": 128}
         ({"rope_theta": 1e6, "rope_scaling": {"type": "yarn", **YARN}}, {"rope_type": "yarn", **YARN}),
         ({"rope_theta": 1e6, "rope_scaling": {"rope_type": "yarn", **YARN}}, {"rope_type": "yarn", **YARN}),
         ({"rope_theta": 1000000, "rope_scaling": None}, {"rope_type": "default"}),
-        ({"rope_theta": 1e6, "rope_scaling": {"type": "su", "factor": 2.0}}, {"rope_type": "longrope", "factor": 2.0}),
+        (
+            {"rope_theta": 1e6, "rope_scaling": {"type": "su", "factor": 2.0}},
+            {"rope_type": "longrope", "factor": 2.0, "original_max_position_embeddings": 512},
+        ),
         (
             {
                 "rope_parameters": {
@@ -467,6 +512,13 @@ def test_one_rope_from_every_layout(tmp_path: Path, changes: dict[str, Any], rop
         ({"rope_parameters": {"rope_type": ["yarn"], "rope_theta": 1e4}}, "unknown rope_type"),
         ({"rope_theta": "1e6"}, "rope_theta is '1e6'"),
         ({"rope_theta": -1}, "rope_theta is -1"),
+        ({"rope_theta": 10**400}, "rope_theta is 1000"),
+        ({"rope_scaling": {"type": "linear", "factor": "4"}}, "factor of rope is '4', not a number"),
+        ({"rope_scaling": {"type": "yarn", **YARN, "factor": 0}}, "factor of rope is 0, not a number"),
+        (
+            {"rope_scaling": {"type": "su", "short_factor": [1, None]}},
+            "short_factor of rope is [1, None], not a list of",
+        ),
         ({"rope_scaling": "yarn"}, "not an object"),
         ({"rope_parameters": {"a": {"rope_theta": 1.0}, "b": {"rope_theta": 2.0}}}, "full_attention"),
     ],

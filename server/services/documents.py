@@ -5,11 +5,11 @@ YAML 1.1, which the library follows by itself, takes the key `on` for true and 1
 
 import json
 import re
-from collections.abc import Sequence
 from typing import Any
 
 import yaml
 
+from eagle3_core.contract.jsonfiles import repeated_key
 from server.errors import Unreadable
 
 _TAG = "tag:yaml.org,2002:"
@@ -37,13 +37,10 @@ def read_json(data: bytes) -> Any:
         raise Unreadable("the body is nested too deeply") from None
 
 
-def _each_key_once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise Unreadable(f"the key {twice[:100]!r} comes twice")
-    return found
+def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if (key := repeated_key(pairs)) is not None:
+        raise Unreadable(f"the key {key[:100]!r} comes twice")
+    return dict(pairs)
 
 
 class _Loader(yaml.CSafeLoader):

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from eagle3_core.data import tokens
 from eagle3_core.data.conversations import Conversation, parse_row
 from eagle3_core.data.spans import SpanFinder
-from eagle3_core.data import tokens
 from eagle3_core.data.tokens import MaskedRow, mask_texts, render_rows, runs
 from eagle3_core.errors import BadInput, BadRow
 from tests import tiny

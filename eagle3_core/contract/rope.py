@@ -72,16 +72,15 @@ def normalise_rope(
     rope: dict[str, Any] = {"rope_type": kind, "rope_theta": theta}
     dropped = _NOT_FOR_TEXT | {"rope_type", "rope_theta"}
     rope |= {key: value for key, value in section.items() if key not in dropped and value is not None}
-    original = config.get("original_max_position_embeddings")
-    if original is None and kind in ("yarn", "longrope", "llama3"):
-        original = config.get("max_position_embeddings")  # as transformers takes it
+    longest, original = config.get("max_position_embeddings"), config.get("original_max_position_embeddings")
     if kind != "default" and original is not None:
         rope.setdefault("original_max_position_embeddings", original)
     _check_numbers(rope, where)
-    if kind in ("yarn", "longrope") and "factor" not in rope:
-        longest, original = config.get("max_position_embeddings"), rope.get("original_max_position_embeddings")
-        if _is_number(longest) and original is not None:
-            rope["factor"] = longest / original  # as Phi-3 leaves it to its readers
+    stated = rope.get("original_max_position_embeddings")
+    if kind in ("yarn", "longrope") and "factor" not in rope and stated is not None and _is_number(longest):
+        rope["factor"] = longest / stated  # as Phi-3 leaves it to its readers
+    if kind in ("yarn", "longrope", "llama3") and _is_number(longest):
+        rope.setdefault("original_max_position_embeddings", longest)  # as transformers takes it
     return rope, warnings
 
 

@@ -18,13 +18,26 @@ from eagle3_core.errors import BadData, BadInput, BadRow
 PARQUET_ROWS = 256
 """Rows decoded at a time."""
 
-MAX_LINE_BYTES = 256 << 20
-"""A longer line is no conversation; it is not read into memory."""
+MAX_LINE_BYTES = 64 << 20
+"""A longer line is no conversation; it is not held in memory."""
 
 CHUNK_BYTES = 1 << 18
 
 _MAGIC = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst", b"PAR1": ".parquet"}
 """Sources: RFC 1952, RFC 8878, https://parquet.apache.org/docs/file-format/."""
+
+_OTHERS = {
+    b"version https://git-lfs": "a Git LFS pointer, not the file; run `git lfs pull`",
+    b"\xff\xfe": "UTF-16; write UTF-8",
+    b"\xfe\xff": "UTF-16; write UTF-8",
+    b"BZh": "a bzip2 file; .gz and .zst can be read",
+    b"\xfd7zXZ": "an xz file; .gz and .zst can be read",
+    b"PK\x03\x04": "a zip archive; .gz and .zst can be read",
+    b"ARROW1": "an Arrow file; write JSONL or Parquet",
+    b"<!DOCTYPE": "a web page; the download went wrong",
+    b"<html": "a web page; the download went wrong",
+}
+"""What other files begin with."""
 
 _BOM = b"\xef\xbb\xbf"
 
@@ -36,7 +49,7 @@ class ConversationFile:
         """Look at the file; it is opened by `rows`.
 
         Raises:
-            BadInput: it is a directory or not there, or its format needs a package that is missing.
+            BadInput: it is a directory, not there or of another kind, or its format needs a package that is missing.
         """
         if not path.is_file():
             raise BadInput(f"{path} is {'not a file' if path.exists() else 'missing'}")
@@ -75,7 +88,11 @@ class ConversationFile:
                     if number == 1:
                         raw = raw.removeprefix(_BOM)
                     if len(raw) == MAX_LINE_BYTES:
-                        raise BadData(f"{self.path}, line {number}: longer than {MAX_LINE_BYTES >> 20} MiB")
+                        while raw and not raw.endswith(b"\n"):
+                            raw = stream.readline(MAX_LINE_BYTES)
+                        text = f"longer than {MAX_LINE_BYTES >> 20} MiB; write one row a line"
+                        yield number, BadRow("too_long", text, damaged=True)
+                        continue
                     if raw.strip():
                         yield number, _parsed(raw)
             except (EOFError, gzip.BadGzipFile, zlib.error) as error:
@@ -94,8 +111,10 @@ class ConversationFile:
                 for row in _rows_of(batch):
                     self._rows_read += 1
                     yield self._rows_read, row
-        except pyarrow.ArrowException as error:
-            raise BadData(f"{self.path}: damaged behind row {self._rows_read} ({error})") from error
+        except (pyarrow.ArrowException, OSError) as error:
+            _raise_os_errors(error)
+            why = " ".join(str(error).split())
+            raise BadData(f"{self.path}: damaged behind row {self._rows_read} ({why})") from error
 
 
 def read_conversations(path: Path) -> Iterator[tuple[int, Row]]:
@@ -143,9 +162,15 @@ def _without_nulls(value: Any) -> Any:
 
 
 def _kind_of(path: Path) -> str:
-    """By the first bytes, whatever the name; by the name where they say nothing."""
+    """By the first bytes, whatever the name; by the name where they say nothing.
+
+    Raises:
+        BadInput: a file of another kind.
+    """
     with path.open("rb") as file:
-        begin = file.read(4)
+        begin = file.read(32)
+    if other := next((what for magic, what in _OTHERS.items() if begin.startswith(magic)), None):
+        raise BadInput(f"{path}: is {other}")
     kinds = (kind for magic, kind in _MAGIC.items() if begin.startswith(magic))
     return next(kinds, path.suffix.lower())
 
@@ -199,6 +224,14 @@ def _open_parquet(path: Path) -> Any:
     except ImportError as error:
         raise BadInput(f"{path}: the package pyarrow is needed to read it: pip install pyarrow") from error
     try:
-        return pyarrow.parquet.ParquetFile(path)
-    except pyarrow.ArrowException as error:
-        raise BadData(f"{path}: not a Parquet file, or one that is cut ({error})") from error
+        return pyarrow.parquet.ParquetFile(path, page_checksum_verification=True)
+    except (pyarrow.ArrowException, OSError) as error:
+        _raise_os_errors(error)
+        why = " ".join(str(error).split())
+        raise BadData(f"{path}: not a Parquet file, or one that is cut or encrypted ({why})") from error
+
+
+def _raise_os_errors(error: Exception) -> None:
+    """Pass on what the system said; an OSError of pyarrow's own, which has no number, is about the bytes."""
+    if isinstance(error, OSError) and error.errno is not None:
+        raise error

@@ -96,7 +96,7 @@ def parse_line(raw: bytes) -> Row:
         BadRow: it is not UTF-8, not JSON, no row, or one that cannot be used; the caller adds file and line.
     """
     try:
-        value = json.loads(raw.decode("utf-8"), object_pairs_hook=_distinct, parse_constant=_no_number)
+        value = _decoded(raw.decode("utf-8"))
     except BadRow:
         raise
     except UnicodeDecodeError as error:
@@ -111,7 +111,12 @@ def parse_line(raw: bytes) -> Row:
 def _not_json(raw: bytes, error: json.JSONDecodeError) -> str:
     if raw.strip() in (b"[", b"{"):
         return "not JSON: one value over many lines; write one row a line"
-    return f"not JSON ({error.msg} at column {error.colno}); is the line cut?"
+    hint = "; more than one value on the line?" if error.msg == "Extra data" else "; is the line cut?"
+    return f"not JSON ({error.msg} at column {error.colno}){hint}"
+
+
+def _decoded(text: str) -> Any:
+    return json.loads(text, object_pairs_hook=_distinct, parse_constant=_no_number)
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -140,7 +145,7 @@ def parse_row(value: object) -> Row:
             [name for name in forms if len(row[name])] if all(isinstance(row[name], list) for name in forms) else forms
         )
     if not forms:
-        raise BadRow("not_a_row", _SHAPE, damaged=True)
+        raise BadRow("not_a_row", f"{_SHAPE}; it has the keys {', '.join(row) or '(none)'!s:.80}", damaged=True)
     if len(forms) > 1:
         raise BadRow("ambiguous", f"holds {' and '.join(forms)}: which of them is the row?")
     return _tokenised(row) if forms[0] == "input_ids" else _conversation(row, forms[0])
@@ -159,6 +164,11 @@ def _tokenised(row: dict[str, Any]) -> Tokenised:
 
 def _conversation(row: dict[str, Any], form: str) -> Conversation:
     given = row[form]
+    if isinstance(given, str):  # as tables without nested columns hold it
+        try:
+            given = _decoded(given)
+        except (ValueError, RecursionError) as error:
+            raise BadRow("not_a_row", f"{form} is a text that is not JSON ({error})", damaged=True) from error
     if not isinstance(given, list):
         raise BadRow("not_a_row", f"{form} is not a list; {_SHAPE}", damaged=True)
     messages = [_message(message, number) for number, message in enumerate(given, 1)]

@@ -18,6 +18,9 @@ from eagle3_core.data.conversations import Conversation, Row, TokenRow
 from eagle3_core.data.spans import ChatTemplate, Rendered, SpanFinder
 from eagle3_core.errors import BadRow
 
+MAX_CHARACTERS = 4 << 20
+"""Of one conversation; about a million tokens, which take about a gigabyte while they are made."""
+
 
 class Encoded(Protocol):
     """Tokens of a text and where they stand in it, as `tokenizers.Encoding` tells them; places do not descend."""
@@ -114,7 +117,9 @@ def _rendered(finder: SpanFinder, conversation: Conversation) -> Rendered | BadR
     if not any(message["role"] == "assistant" for message in conversation.messages):
         return BadRow("nothing_to_train", "no assistant message" if conversation.messages else "no messages")
     try:
+        _check_length(sum(len(message["content"]) for message in conversation.messages))
         rendered = finder.find(conversation)
+        _check_length(len(rendered.text))
         rendered.text.encode()
     except BadRow as error:
         return error
@@ -127,6 +132,11 @@ def _rendered(finder: SpanFinder, conversation: Conversation) -> Rendered | BadR
     if not rendered.spans:
         return BadRow("nothing_to_train", "no assistant message answers anything")
     return rendered
+
+
+def _check_length(characters: int) -> None:
+    if characters > MAX_CHARACTERS:
+        raise BadRow("too_long", f"{characters:,} characters; up to {MAX_CHARACTERS:,} are tokenised")
 
 
 def mask_texts(tokenizer: ChatTokenizer, rendered: Sequence[Rendered]) -> list[MaskedRow | BadRow]:

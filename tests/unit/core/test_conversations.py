@@ -1,7 +1,9 @@
 """Rows of data in every form, and every way they are found damaged: kept, or named with line and reason."""
 
+import bz2
 import gzip
 import json
+import lzma
 import struct
 import time
 from collections import Counter
@@ -128,7 +130,8 @@ def test_what_cannot_be_used_says_why(row: dict[str, Any], reason: str, words: s
         (b"[\n", "not_json", "one value over many lines"),
         (b"[]", "not_a_row", "an array where an object is meant"),
         (b"3", "not_a_row", "3 where an object is meant"),
-        (b'{"text": "x"}', "not_a_row", "expected"),
+        (b'{"text": "x"}', "not_a_row", "expected .*; it has the keys text"),
+        (LINE + LINE, "not_json", "more than one value on the line"),
         (b'{"messages": [], "system": ["s"]}', "not_a_row", "`system` is .* not a text"),
         (b'{"messages": {}}', "not_a_row", "messages is not a list"),
         (b'{"messages": ["x"]}', "not_a_row", "message 1 is not an object"),
@@ -193,6 +196,54 @@ def test_a_parquet_row_that_cannot_be_decoded_is_named_and_other_columns_are_not
     pyarrow.parquet.write_table(pyarrow.table({"made": odd_times}), path)
     with pytest.raises(BadData, match="no column is called messages, conversations, input_ids; there are made"):
         found(path)
+
+
+def test_messages_may_be_a_json_text_as_in_tables_without_nested_columns(tmp_path: Path) -> None:
+    pyarrow.parquet.write_table(
+        pyarrow.table({"messages": [json.dumps(GOOD["messages"]), "[{"]}), tmp_path / "a.parquet"
+    )
+    assert found(tmp_path / "a.parquet")[0] == (1, parse_row(GOOD))
+    assert faults(tmp_path / "a.parquet") == [(2, "not_a_row")]
+
+
+@pytest.mark.parametrize("compression", ["snappy", "zstd", "none"])
+def test_damage_inside_a_parquet_file_is_named(tmp_path: Path, compression: str) -> None:
+    path = tmp_path / "a.parquet"
+    table = pyarrow.Table.from_pylist([{"messages": [{"role": "user", "content": str(n) * 9}]} for n in range(2000)])
+    pyarrow.parquet.write_table(table, path, compression=compression, write_page_checksum=True)
+    data = bytearray(path.read_bytes())
+    middle = len(data) // 2
+    data[middle : middle + 8] = bytes(byte ^ 0x55 for byte in data[middle : middle + 8])
+    path.write_bytes(data)
+    with pytest.raises(BadData, match=r"a.parquet: damaged behind row \d+ \("):
+        found(path)
+    path.write_bytes(b"PARE" + data[4:-4] + b"PARE")
+    with pytest.raises(BadData, match="or encrypted"):
+        found(path)
+
+
+@pytest.mark.parametrize(
+    ("begin", "words"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\n", "Git LFS pointer"),
+        ("\ufeff{".encode("utf-16-le"), "UTF-16"),
+        (bz2.compress(LINE), "bzip2"),
+        (lzma.compress(LINE), "an xz file"),
+        (b"PK\x03\x04", "zip archive"),
+        (b"<!DOCTYPE html>", "web page"),
+    ],
+)
+def test_a_file_of_another_kind_is_called_by_its_name(tmp_path: Path, begin: bytes, words: str) -> None:
+    (tmp_path / "a.jsonl").write_bytes(begin)
+    with pytest.raises(BadInput, match=rf"a\.jsonl: is .*{words}"):
+        found(tmp_path / "a.jsonl")
+
+
+def test_a_line_beyond_any_conversation_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.conversation_files.MAX_LINE_BYTES", 4096)
+    (tmp_path / "a.jsonl").write_bytes(b"x" * 20_000 + b"\n" + LINE + b"\n" + b"x" * 5000)
+    assert faults(tmp_path / "a.jsonl") == [(1, "too_long"), (3, "too_long")]
+    assert found(tmp_path / "a.jsonl")[1] == (2, parse_row(GOOD))
 
 
 @pytest.mark.parametrize("kind", ["gz", "zst", "parquet"])

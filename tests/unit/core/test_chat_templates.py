@@ -324,6 +324,7 @@ def test_truncation_and_padding_of_the_tokenizers_own_file_do_not_count(tmp_path
         (None, turns("", "hello")[1:], "nothing_to_train", "answers anything"),
         (None, turns("hi"), "nothing_to_train", "no assistant message"),
         (None, [], "nothing_to_train", "no messages"),
+        (None, turns("a", "b" * (1 << 23)), "too_long", "8,388,609 characters"),
         (None, turns("a", "\ud83d"), "not_unicode", "half a surrogate pair"),
         (None, turns("a", "\U00100000"), "cannot_be_marked", "plane 16"),
         (None, [*turns("a"), {"from": "function_call", "value": DEEP_CALL}], "too_deep", "hundreds of levels deep"),

@@ -1,7 +1,9 @@
 """Rows of data in every form, and every way they are found damaged: kept, or named with line and reason."""
 
+import bz2
 import gzip
 import json
+import lzma
 import struct
 import time
 from collections import Counter
@@ -16,7 +18,6 @@ import zstandard
 from eagle3_core.data.conversations import REASONING, Conversation, Row, Tokenised, parse_line, parse_row
 from eagle3_core.errors import BadData, BadInput, BadRow
 from tests.cases import make_case
-from worker import conversation_files
 from worker.conversation_files import ConversationFile, read_conversations
 
 GOOD: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
@@ -118,7 +119,7 @@ def test_what_cannot_be_used_says_why(row: dict[str, Any], reason: str, words: s
 @pytest.mark.parametrize(
     ("line", "reason", "words"),
     [
-        (b'{"messages": [{"role": "user"', "not_json", r"not JSON .*is the line cut"),
+        (b'{"messages": [{"role": "user"', "not_json", r"not JSON .*is the line cut, or the file no JSONL\?"),
         (b'{"messages": "\xff"}', "not_utf8", "not UTF-8 at byte 14"),
         (LINE.decode().encode("utf-16"), "not_utf8", "not UTF-8 at byte 0"),
         (b'{"messages": NaN}', "not_json", "NaN is not JSON"),
@@ -129,9 +130,8 @@ def test_what_cannot_be_used_says_why(row: dict[str, Any], reason: str, words: s
         (b"[\n", "not_json", "one value over many lines"),
         (b"[]", "not_a_row", "an array where an object is meant"),
         (b"3", "not_a_row", "3 where an object is meant"),
-        (LINE + LINE, "not_json", "more than one value on the line"),
         (b'{"text": "x"}', "not_a_row", "expected .*; it has the keys text"),
-        (b'{"messages": "[{"}', "not_a_row", "messages is a text that is not JSON"),
+        (LINE + LINE, "not_json", "more than one value on the line"),
         (b'{"messages": [], "system": ["s"]}', "not_a_row", "`system` is .* not a text"),
         (b'{"messages": {}}', "not_a_row", "messages is not a list"),
         (b'{"messages": ["x"]}', "not_a_row", "message 1 is not an object"),
@@ -148,36 +148,6 @@ def test_what_is_no_row_at_all_is_damaged(line: bytes, reason: str, words: str) 
     with pytest.raises(BadRow, match=words) as error:
         parse_line(line)
     assert (error.value.reason, error.value.damaged) == (reason, True)
-
-
-def test_messages_may_be_a_text_of_json() -> None:
-    """As tables without nested columns hold them."""
-    assert parse_row({"messages": json.dumps(GOOD["messages"])}) == parse_row({"messages": GOOD["messages"]})
-
-
-def test_a_line_too_long_for_a_row_is_told_and_the_next_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(conversation_files, "MAX_LINE_BYTES", 4096)
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(LINE + b"\n" + b'{"messages": "' + bytes(20_000) + b"\n" + LINE)
-    assert faults(path) == [(2, "too_long")]
-    assert [line for line, row in found(path) if isinstance(row, Conversation)] == [1, 3]
-
-
-@pytest.mark.parametrize(
-    ("begin", "words"),
-    [
-        ("é".encode("utf-16"), "UTF-16; write UTF-8"),
-        (b"version https://git-lfs.github.com/spec/v1\n", "Git LFS pointer.*git lfs pull"),
-        (b"PK\x03\x04", "a zip archive"),
-        (b"<!DOCTYPE html>", "a web page"),
-    ],
-)
-def test_files_of_other_kinds_are_named(tmp_path: Path, begin: bytes, words: str) -> None:
-    (tmp_path / "a.jsonl").write_bytes(begin + LINE)
-    with pytest.raises(BadInput, match=f"a.jsonl: is .*{words}"):
-        ConversationFile(tmp_path / "a.jsonl")
 
 
 def test_every_kind_of_file_gives_the_same_rows(tmp_path: Path) -> None:
@@ -226,6 +196,54 @@ def test_a_parquet_row_that_cannot_be_decoded_is_named_and_other_columns_are_not
     pyarrow.parquet.write_table(pyarrow.table({"made": odd_times}), path)
     with pytest.raises(BadData, match="no column is called messages, conversations, input_ids; there are made"):
         found(path)
+
+
+def test_messages_may_be_a_json_text_as_in_tables_without_nested_columns(tmp_path: Path) -> None:
+    pyarrow.parquet.write_table(
+        pyarrow.table({"messages": [json.dumps(GOOD["messages"]), "[{"]}), tmp_path / "a.parquet"
+    )
+    assert found(tmp_path / "a.parquet")[0] == (1, parse_row(GOOD))
+    assert faults(tmp_path / "a.parquet") == [(2, "not_a_row")]
+
+
+@pytest.mark.parametrize("compression", ["snappy", "zstd", "none"])
+def test_damage_inside_a_parquet_file_is_named(tmp_path: Path, compression: str) -> None:
+    path = tmp_path / "a.parquet"
+    table = pyarrow.Table.from_pylist([{"messages": [{"role": "user", "content": str(n) * 9}]} for n in range(2000)])
+    pyarrow.parquet.write_table(table, path, compression=compression, write_page_checksum=True)
+    data = bytearray(path.read_bytes())
+    middle = len(data) // 2
+    data[middle : middle + 8] = bytes(byte ^ 0x55 for byte in data[middle : middle + 8])
+    path.write_bytes(data)
+    with pytest.raises(BadData, match=r"a.parquet: damaged behind row \d+ \("):
+        found(path)
+    path.write_bytes(b"PARE" + data[4:-4] + b"PARE")
+    with pytest.raises(BadData, match="or encrypted"):
+        found(path)
+
+
+@pytest.mark.parametrize(
+    ("begin", "words"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\n", "Git LFS pointer"),
+        ("\ufeff{".encode("utf-16-le"), "UTF-16"),
+        (bz2.compress(LINE), "bzip2"),
+        (lzma.compress(LINE), "an xz file"),
+        (b"PK\x03\x04", "zip archive"),
+        (b"<!DOCTYPE html>", "web page"),
+    ],
+)
+def test_a_file_of_another_kind_is_called_by_its_name(tmp_path: Path, begin: bytes, words: str) -> None:
+    (tmp_path / "a.jsonl").write_bytes(begin)
+    with pytest.raises(BadInput, match=rf"a\.jsonl: is .*{words}"):
+        found(tmp_path / "a.jsonl")
+
+
+def test_a_line_beyond_any_conversation_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.conversation_files.MAX_LINE_BYTES", 4096)
+    (tmp_path / "a.jsonl").write_bytes(b"x" * 20_000 + b"\n" + LINE + b"\n" + b"x" * 5000)
+    assert faults(tmp_path / "a.jsonl") == [(1, "too_long"), (3, "too_long")]
+    assert found(tmp_path / "a.jsonl")[1] == (2, parse_row(GOOD))
 
 
 @pytest.mark.parametrize("kind", ["gz", "zst", "parquet"])

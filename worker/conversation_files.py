@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from eagle3_core.contract.jsonfiles import LFS_POINTER
 from eagle3_core.data.conversations import FORMS, KEYS, Row, parse_line, parse_row
 from eagle3_core.errors import BadData, BadInput, BadRow
 
@@ -27,7 +28,7 @@ _MAGIC = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst", b"PAR1": ".parquet"}
 """Sources: RFC 1952, RFC 8878, https://parquet.apache.org/docs/file-format/."""
 
 _OTHERS = {
-    b"version https://git-lfs": "a Git LFS pointer, not the file; run `git lfs pull`",
+    LFS_POINTER: "a Git LFS pointer, not the file; run `git lfs pull`",
     b"\xff\xfe": "UTF-16; write UTF-8",
     b"\xfe\xff": "UTF-16; write UTF-8",
     b"BZh": "a bzip2 file; .gz and .zst can be read",

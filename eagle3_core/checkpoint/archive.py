@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3_core.contract.headers import DTYPE_BITS, TensorInfo
+from eagle3_core.contract.jsonfiles import LFS_POINTER, not_there
 from eagle3_core.errors import UnreadableFile
 
 _MAX_PICKLE_BYTES = 64_000_000
@@ -159,13 +160,13 @@ def tensors_in(content: object) -> Iterator[ArchiveTensor]:
 
 def _head(path: Path) -> bytes:
     if not path.is_file():
-        raise UnreadableFile(path, "missing", "no such file" if not path.exists() else "is not a regular file")
+        raise UnreadableFile(path, "missing", "is not a regular file" if path.exists() else not_there(path))
     try:
         with path.open("rb") as file:
             head = file.read(40)
     except OSError as error:
         raise UnreadableFile(path, "unreadable", f"cannot be read: {error.strerror}") from error
-    if head.startswith(b"version https://git-lfs"):
+    if head.startswith(LFS_POINTER):
         raise UnreadableFile(path, "lfs_pointer", "is a Git LFS pointer, not the file; fetch it with `git lfs pull`")
     if not head:
         raise UnreadableFile(path, "empty", "empty file (0 bytes)")

@@ -18,11 +18,9 @@ from eagle3_core.checkpoint.judge_verifier import VerifierParts, check_against_v
 from eagle3_core.checkpoint.manifest import Manifest
 from eagle3_core.checkpoint.servability import tell_servers
 from eagle3_core.checkpoint.weights import DrafterWeights, has_weights, open_drafter_weights
-from eagle3_core.contract.drafter_files import DrafterSource, describe_drafter
+from eagle3_core.contract.drafter_files import WEIGHT_SUFFIXES, DrafterSource, describe_drafter
 from eagle3_core.contract.other_models import ADAPTER_CONFIG, LORA, kind_by_tensors
 from eagle3_core.errors import BadInput, CheckpointError, NameClash, NotADrafter, UnreadableFile
-
-_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt")
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,7 @@ def judge_quick(path: Path, *, verifier: Path | None = None, expect_drafter: boo
 def inspect(report: Report, path: Path, verifier: Path | None, expect_drafter: bool) -> Inspected | None:
     """Judge what can be judged without reading tensors; None where there is nothing more to judge."""
     try:
-        if path.is_file() and path.suffix in _WEIGHT_SUFFIXES:
+        if path.is_file() and path.suffix in WEIGHT_SUFFIXES:
             return Inspected(path, None, weights=_open(report, path), drafter=False)
         directory = checkpoint_directory(report, path)
         if directory is None:

@@ -35,7 +35,7 @@ _QWEN3_CLASS = "Eagle3Qwen3ForCausalLM"
 _MLA_TYPES = ("deepseek_v2", "deepseek_v3", "kimi_k2", "kimi_k25")
 _MAX_LAYERS = 256
 _NOT_ONE = "not an EAGLE-3 drafter:"
-_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt")
+WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt")
 KEPT_KEY = "eyas_verifier"
 """Where our flat configs keep what the speculators format says of the verifier."""
 
@@ -158,7 +158,7 @@ def _config_file(path: Path) -> Path:
         CheckpointError: a weight file, or a directory of checkpoints.
     """
     if path.is_file():
-        if path.suffix in _WEIGHT_SUFFIXES:
+        if path.suffix in WEIGHT_SUFFIXES:
             raise CheckpointError(f"{path} is a file of weights; give the directory that holds it and config.json")
         return path
     file = path / "config.json"

@@ -16,7 +16,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from eagle3_core.contract.jsonfiles import not_there, repeated_key
+from eagle3_core.contract.jsonfiles import LFS_POINTER, not_there, repeated_key
 from eagle3_core.errors import UnreadableFile
 
 MAX_HEADER_BYTES = 100_000_000
@@ -53,7 +53,7 @@ DTYPE_BITS: dict[str, int] = {
 """Bits per element of every dtype the format knows."""
 
 _OTHER_FORMATS: tuple[tuple[bytes, str, str], ...] = (
-    (b"version https://git-lfs", "lfs_pointer", "is a Git LFS pointer, not the weights; run `git lfs pull`"),
+    (LFS_POINTER, "lfs_pointer", "is a Git LFS pointer, not the weights; run `git lfs pull`"),
     (b"PK\x03\x04", "zip", "is a zip archive (a torch.save file?) named .safetensors; convert it to safetensors"),
     (b"GGUF", "gguf", "is a GGUF file, not safetensors"),
     (b"\x89HDF", "hdf5", "is an HDF5 file, not safetensors"),

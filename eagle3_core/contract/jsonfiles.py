@@ -6,6 +6,9 @@ from typing import Any, NoReturn
 
 from eagle3_core.errors import BadInput
 
+LFS_POINTER = b"version https://git-lfs"
+"""What a file begins with that git has left in place of a large one."""
+
 MAX_JSON_BYTES = 64_000_000
 """Configs are a few kB and the largest published weight index about 20 MB."""
 
@@ -62,6 +65,6 @@ def _content(path: Path) -> bytes:
         raise BadInput(f"{path}: cannot be read: {error.strerror}") from error
     if len(raw) > MAX_JSON_BYTES:
         raise BadInput(f"{path}: over {MAX_JSON_BYTES:,} bytes, too large for a config")
-    if raw.startswith(b"version https://git-lfs"):
+    if raw.startswith(LFS_POINTER):
         raise BadInput(f"{path}: is a Git LFS pointer, not the file; run `git lfs pull`")
     return raw

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from eagle3_core.contract import tensor_names
 from eagle3_core.contract.drafter_config import MLA
 from eagle3_core.contract.jsonfiles import read_json_object
+from eagle3_core.contract.other_models import ADAPTER_CONFIG
 from eagle3_core.contract.tensor_names import EMBEDDING, FINAL_NORM, HEAD, Role
 from eagle3_core.contract.verifier_config import VerifierConfig, read_verifier_config
 from eagle3_core.contract.weight_files import TensorLocation, WeightFiles, read_weight_files
@@ -252,7 +253,7 @@ def _check_layers(config: VerifierConfig, weights: WeightFiles, prefix: str) -> 
 def _warn_of_adapters(config: VerifierConfig, weights: WeightFiles) -> None:
     """Low-rank adapters beside the weights are no part of what a server without them serves."""
     lora = next((name for name in weights.tensors if ".lora_A." in name), None)
-    beside = weights.path / "adapter_config.json"
+    beside = weights.path / ADAPTER_CONFIG
     if lora is not None or beside.exists():
         what = f"{weights.path} holds {lora if lora is not None else beside.name}: a LoRA adapter that was not merged"
         config.warnings.append(

@@ -72,13 +72,10 @@ def move_aside(path: Path) -> Path:
     return path.rename(aside)
 
 
-def find_latest(directory: Path) -> Found | None:
-    """The latest checkpoint of an output directory that the judge lets pass; None when there is none."""
-    return search(directory)[0]
-
-
-def search(directory: Path) -> tuple[Found | None, list[tuple[Path, str]]]:
-    """The same, and those later ones that could not be used: (path, why)."""
+def find_latest(directory: Path) -> tuple[Found | None, list[tuple[Path, str]]]:
+    """The latest checkpoint of an output directory that the judge lets pass, None when there is none; and those later
+    ones that could not be used: (path, why).
+    """
     passed_over: list[tuple[Path, str]] = []
     for step, path, manifest in checkpoints(directory):
         verdict = judge(path)
@@ -95,10 +92,11 @@ def restore(trainer: Trainer, found: Found) -> None:
         CheckpointError: the checkpoint is of another shape or run.
     """
     try:
-        if differing := _differences(trainer, found):
+        optimizer = _load(found.path / "optimizer_state_dict.pt")
+        if differing := _differences(trainer, found, optimizer["param_groups"]):
             raise ValueError(f"{'; '.join(differing)}. To start from its weights alone, give it as finetune_from")
         trainer.drafter.load_state_dict(read_drafter_tensors(found.path))
-        trainer.optimizer.load_state_dict(_load(found.path / "optimizer_state_dict.pt"))
+        trainer.optimizer.load_state_dict(optimizer)
         trainer.scheduler.load_state_dict(_load(found.path / "scheduler_state_dict.pt"))
         saved = found.position["totals"]
         sums = {name: saved[name] for name in ("loss", "correct", "rows", "skipped") if name in saved}
@@ -111,11 +109,10 @@ def restore(trainer: Trainer, found: Found) -> None:
     trainer.step = found.step
 
 
-def _differences(trainer: Trainer, found: Found) -> list[str]:
+def _differences(trainer: Trainer, found: Found, groups: list[dict[str, Any]]) -> list[str]:
     """In what it was made otherwise than this run makes it: shape, trained parameters, TTT steps."""
     theirs, ours = dict(read_drafter_config(found.path).config), dict(trainer.drafter.config)
     differing = [f"{key} is {theirs[key]} there, {ours[key]} here" for key in ours if theirs[key] != ours[key]]
-    groups = _load(found.path / "optimizer_state_dict.pt")["param_groups"]
     there = {name for group in groups for name in group.get("param_names", ())}
     here = {name for name, parameter in trainer.drafter.named_parameters() if parameter.requires_grad}
     for names, word in ((there - here, "there and not here"), (here - there, "here and not there")):

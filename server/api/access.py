@@ -137,6 +137,7 @@ class AccessControl:
         path, method = scope["path"], scope["method"]
         caller = None
         try:
+            _check_doubled(headers)
             self._check_host(headers)
             if path not in OPEN_PATHS:
                 caller = self._caller(headers)
@@ -155,9 +156,6 @@ class AccessControl:
 
     def _check_host(self, headers: Headers) -> None:
         """A name that merely resolves to this host (DNS rebinding) is refused."""
-        for once in ("host", "idempotency-key"):
-            if len(headers.getlist(once)) > 1:
-                raise BadRequest(f"{once} is sent more than once")
         name = host_name(headers.get("host", ""))
         if name not in self._hosts:
             raise Forbidden(f"Host {name!r} is not allowed; EYAS_ALLOWED_HOSTS adds names")
@@ -217,6 +215,13 @@ def _check_scope(caller: Caller, method: str, path: str) -> None:
     needed = needed_scope(method, path)
     if not caller.scope.covers(needed):
         raise Forbidden(f"this needs a token with the scope {needed}; {caller.name!r} has {caller.scope}")
+
+
+def _check_doubled(headers: Headers) -> None:
+    """Refuse two of what counts once: programs on the way may read the other one."""
+    for once in ("host", "idempotency-key"):
+        if len(headers.getlist(once)) > 1:
+            raise BadRequest(f"{once} is sent more than once")
 
 
 def _check_write(headers: Headers, path: str, by_cookie: bool) -> None:

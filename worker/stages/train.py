@@ -18,7 +18,7 @@ from eagle3_core.data.split import split_by_prompt
 from eagle3_core.data.store import HiddenStateStore
 from eagle3_core.errors import BadData, CheckpointError
 from eagle3_core.training.outside import Outside, count_outside, make_outside
-from eagle3_core.training.resume import WITHIN_EPOCH, move_aside, restore, search
+from eagle3_core.training.resume import WITHIN_EPOCH, find_latest, move_aside, restore
 from eagle3_core.training.setup import (
     build_drafter,
     choose_vocab_map,
@@ -89,7 +89,7 @@ def _train(context: StageContext, training: Run) -> list[dict[str, Any]]:
 
 def _go_on(context: StageContext, training: Run) -> None:
     """Bring back the state of this job's latest sound checkpoint, and move unsound ones out of the way."""
-    found, passed_over = search(context.output_dir)
+    found, passed_over = find_latest(context.output_dir)
     for path, why in passed_over:
         context.warn("checkpoint_passed_over", f"{path} is not gone on from, and renamed: {why}")
         move_aside(path)

@@ -34,10 +34,10 @@ def test_a_save_that_any_full_disk_interrupts_leaves_the_one_before_as_the_lates
         named.add(Path(str(caught.value.filename)).name)
         disk.empty()
         assert [path.name for path in disk.path.iterdir()] == ["0"], "nothing half written is left"
-        assert find_latest(disk.path).path == first
+        assert find_latest(disk.path)[0].path == first
         assert judge(first).usable
     assert len(named) > 1, named
-    assert find_latest(saved(disk.path, 1).parent).step == 2
+    assert find_latest(saved(disk.path, 1).parent)[0].step == 2
 
 
 def test_a_shard_that_a_full_disk_interrupts_is_no_store(small_disk, tmp_path):
@@ -74,4 +74,4 @@ def test_a_quota_is_a_full_disk_too(tmp_path, what, limit):
     assert os.strerror(errno.EDQUOT) in done.stdout
     assert Path(done.stdout.rpartition(": ")[2].strip("'\n")).name in ("model.safetensors", "shard")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0"]
-    assert find_latest(tmp_path).path.name == "0"
+    assert find_latest(tmp_path)[0].path.name == "0"

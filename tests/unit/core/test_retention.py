@@ -101,7 +101,7 @@ def test_an_unsound_one_makes_nothing_needless_and_does_not_count(run, tmp_path,
     assert (verdicts["0"], verdicts["2"]) == ("valid", "valid"), "compared with the latest that was sound"
     assert verdicts["1"] in ("invalid", "unreadable")
     assert there(tmp_path / "out") == ["0", "2", "3"]
-    assert find_latest(tmp_path / "out").path.name == "2"
+    assert find_latest(tmp_path / "out")[0].path.name == "2"
 
 
 def test_removal_is_one_step_and_what_a_kill_leaves_is_cleared_and_told(run, tmp_path, monkeypatch):
@@ -167,9 +167,9 @@ def test_case_f04_what_a_full_disk_leaves(tmp_path):
     case = make_case("F04", tmp_path) / "ckpts"
     assert not judge(case / "1").usable
     written(case, 2)
-    assert find_latest(case).path.name == "2"
+    assert find_latest(case)[0].path.name == "2"
     (case / "2" / "optimizer_state_dict.pt").write_bytes(b"")
     written(case, 3)
     (case / "3" / "model.safetensors").write_bytes((case / "3" / "model.safetensors").read_bytes()[:4096])
-    assert find_latest(case) is None, "neither the cut one, nor that without an optimizer, nor strangers"
+    assert find_latest(case)[0] is None, "neither the cut one, nor that without an optimizer, nor strangers"
     assert write.clear_leftovers(case) == []

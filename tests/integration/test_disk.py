@@ -146,7 +146,7 @@ def test_a_disk_that_fills_up_in_a_save_ends_the_job_and_the_next_attempt_goes_o
     [failed] = [warning["message"] for warning in job["warnings"] if warning["code"] == "attempt_failed"]
     assert "disk_full: [Errno 28]" in failed
     assert f"{disk.path}/out/.checkpoint-" in failed
-    latest = find_latest(disk.path / "out")
+    latest, _ = find_latest(disk.path / "out")
     assert judge(latest.path).usable
     assert not [path for path in (disk.path / "out").iterdir() if path.name.endswith(".tmp")]
     disk.empty()

@@ -201,7 +201,7 @@ def _save_until_file(context: StageContext, name: str) -> None:
             for _, path, _ in checkpoints(context.output_dir)[2:]:
                 set_aside(path)
             clear_leftovers(context.output_dir)
-        latest = find_latest(context.output_dir)
+        latest, _ = find_latest(context.output_dir)
         assert (None if latest is None else latest.step) == (saved or None)
     context.report("saves", "", saved=saved, failed=failed)
 

@@ -3,6 +3,7 @@
 serve(settings) -> state directory locked -> database migrated -> loop -> HTTP until SIGTERM
 """
 
+import asyncio
 import logging
 import os
 import signal
@@ -210,7 +211,7 @@ def _run(settings: Settings, database: Database, listener: socket.socket) -> Non
         ws="none",
         timeout_graceful_shutdown=2,
     )
-    server = _Server(config, runtime.waiters)
+    server = Server(config, runtime.waiters)
     write_json(settings.address_file, {"url": url, "pid": os.getpid()}, mode=0o600)
     _announce(settings, url, gate)
     # uvicorn raises the signal again once it has stopped; by then everything is done.
@@ -221,7 +222,13 @@ def _run(settings: Settings, database: Database, listener: socket.socket) -> Non
         raise SystemExit(1)
 
 
-class _Server(uvicorn.Server):
+TURNS_TO_CONNECT = 10
+"""Of the loop, once no more is accepted. A connection takes three until it is among those that are told to go; one that
+is not would hold up the stop, and get a bare 500 at its end.
+"""
+
+
+class Server(uvicorn.Server):
     """Answers those who wait before it goes; else each of them would hold it up until the time for that is over."""
 
     def __init__(self, config: uvicorn.Config, waiters: Waiters) -> None:
@@ -231,6 +238,10 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Go."""
         self._waiters.close()
+        for listener in sockets or ():
+            asyncio.get_running_loop().remove_reader(listener)
+        for _ in range(TURNS_TO_CONNECT):
+            await asyncio.sleep(0)
         await super().shutdown(sockets)
 
 
